@@ -1,0 +1,191 @@
+"""Engine options: one frozen, documented, validated object, read from three places in order.
+
+`1/engine.json`, then the `parameters` of config.pbtxt, then `OCTAVO_…` environment variables; a
+later one wins. Every field's string below is its documentation; the README's table is made of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "OCTAVO_"
+
+#: Options of the contract that a later version will take; refused rather than ignored.
+UNSUPPORTED_OPTIONS = frozenset(
+    """swap_space_bytes enable_prefix_caching preemption_mode scheduling_policy
+    max_num_queued_requests max_num_queued_tokens deterministic model_impl quantization
+    tensor_parallel_size pipeline_parallel_size distributed_executor_backend""".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Options of one engine.
+
+    Raises:
+        ConfigError: a value is of the wrong type or out of range.
+    """
+
+    model: str
+    """Checkpoint directory (safetensors), GGUF file, hub id, or `demo`."""
+    tokenizer: str | None = None
+    """Directory or hub id of the tokenizer; by default the model's own."""
+    dtype: str = "auto"
+    """`auto` (the checkpoint's), `bfloat16`, `float16` or `float32`."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    block_size: int = 16
+    """Tokens in one KV block: a power of two from 8 to 256."""
+    num_kv_blocks: int | None = None
+    """Number of KV blocks; by default as many as the memory options allow."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the GPU memory left after weights and a profiling run that KV blocks may take."""
+    kv_cache_memory_bytes: int | None = None
+    """Memory for KV blocks, in bytes; on CPU a quarter of the free memory, at most 4 GiB, if absent."""
+    max_num_seqs: int = 64
+    """Sequences that run in one step at most."""
+    max_num_batched_tokens: int = 512
+    """Token budget of one step, shared by prefill chunks and decodes."""
+    max_model_len: int | None = None
+    """Longest prompt plus output, in tokens; by default the model's own context."""
+    default_max_tokens: int = 512
+    """Output limit of requests that name none, in tokens."""
+    engine_process: bool = True
+    """Run the engine in a process of its own; false runs it in a thread of the caller's."""
+    cpu_threads: int | None = None
+    """Threads of the CPU kernels; by default the physical cores this process may use."""
+    drain_timeout_s: float = 10.0
+    """Seconds running requests get to finish when the model is unloaded."""
+
+    def __post_init__(self) -> None:
+        self._check("model", bool(self.model), "a checkpoint path, a hub id or 'demo'")
+        dtypes = ("auto", "bfloat16", "float16", "float32")
+        self._check("dtype", self.dtype in dtypes, f"one of {', '.join(dtypes)}")
+        kind, _, index = self.device.partition(":")
+        device_ok = kind in ("auto", "cpu", "cuda") and (not index or kind == "cuda")
+        self._check(
+            "device", device_ok and (not index or index.isdecimal()), "auto, cpu, cuda or cuda:N"
+        )
+        size = self.block_size
+        self._check(
+            "block_size",
+            8 <= size <= 256 and size & (size - 1) == 0,
+            "a power of two from 8 to 256",
+        )
+        share = self.gpu_memory_utilization
+        self._check("gpu_memory_utilization", 0.0 < share <= 1.0, "a number in (0, 1]")
+        self._check(
+            "drain_timeout_s", 0.0 <= self.drain_timeout_s <= 3600.0, "seconds from 0 to 3600"
+        )
+        for name in (
+            "num_kv_blocks",
+            "kv_cache_memory_bytes",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_model_len",
+            "default_max_tokens",
+            "cpu_threads",
+        ):
+            value = getattr(self, name)
+            self._check(name, value is None or value >= 1, "a positive integer")
+        self._check(
+            "max_num_batched_tokens",
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            f"at least max_num_seqs ({self.max_num_seqs})",
+        )
+
+    def _check(self, name: str, holds: bool, allowed: str) -> None:
+        if not holds:
+            raise ConfigError(f"option {name} is {getattr(self, name)!r} but must be {allowed}")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """Build from options whose values may be typed or strings; unknown names are refused."""
+        kinds = {field.name: str(field.type) for field in fields(cls)}
+        for name in values:
+            if name in UNSUPPORTED_OPTIONS:
+                raise ConfigError(f"option {name!r} is not supported yet; remove it")
+            if name not in kinds:
+                raise ConfigError(_unknown_option(name, sorted(kinds)))
+        if "model" not in values:
+            raise ConfigError(
+                "option 'model' is missing; name a checkpoint path, a hub id or 'demo'"
+            )
+        return cls(**{name: _read(name, kinds[name], value) for name, value in values.items()})
+
+    @classmethod
+    def load(
+        cls,
+        engine_json: Path,
+        parameters: Mapping[str, str],
+        environment: Mapping[str, str],
+    ) -> EngineConfig:
+        """Read `engine.json`, overridden by config.pbtxt parameters, then by the environment."""
+        try:
+            values = json.loads(engine_json.read_text()) if engine_json.exists() else {}
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{engine_json} cannot be read as JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"{engine_json} must hold a JSON object of engine options")
+        known = {field.name for field in fields(cls)} | UNSUPPORTED_OPTIONS
+        overrides = {name: environment.get(ENVIRONMENT_PREFIX + name.upper()) for name in known}
+        given = {name: value for name, value in overrides.items() if value is not None}
+        return cls.from_mapping({**values, **parameters, **given})
+
+
+def option_docs() -> list[tuple[str, str, str]]:
+    """Return (name, default, documentation) of every option, in order of definition."""
+    body = ast.parse(inspect.getsource(EngineConfig)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        is_doc = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_doc:
+            docs[field.target.id] = str(text.value.value)  # type: ignore[attr-defined]
+    return [
+        (f.name, "required" if f.default is MISSING else json.dumps(f.default), docs[f.name])
+        for f in fields(EngineConfig)
+    ]
+
+
+def _unknown_option(name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"unknown engine option {name!r}{hint} (known: {', '.join(known)})"
+
+
+def _read(name: str, kind: str, value: Any) -> Any:
+    """Turn a JSON value or a string into the field's type."""
+    if value is None and kind.endswith("| None"):
+        return None
+    base = kind.removesuffix(" | None")
+    allowed = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string"}
+    error = ConfigError(f"option {name} is {value!r} but must be {allowed[base]}")
+    if base == "bool":
+        words = {"true": True, "false": False, "1": True, "0": False}
+        if isinstance(value, bool):
+            return value
+        if not isinstance(value, str) or value.lower() not in words:
+            raise error
+        return words[value.lower()]
+    if base == "str":
+        if not isinstance(value, str):
+            raise error
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise error
+    try:
+        if base == "int" and isinstance(value, float) and not value.is_integer():
+            raise error
+        return int(value) if base == "int" else float(value)
+    except (ValueError, OverflowError):
+        raise error from None

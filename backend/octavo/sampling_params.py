@@ -1,0 +1,208 @@
+"""How one request wants its tokens drawn and when it ends; validated once, frozen after.
+
+Knows nothing of the server, tokenizers or tensors.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from octavo.errors import InvalidRequest
+
+MAX_STOP_STRINGS = 256
+MAX_STOP_STRING_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 256
+
+#: Keys of the contract that a later version will take; refused rather than ignored.
+UNSUPPORTED_KEYS = frozenset(
+    """n include_stop_str_in_output repetition_penalty presence_penalty frequency_penalty logit_bias
+    allowed_token_ids bad_words logprobs prompt_logprobs skip_special_tokens
+    spaces_between_special_tokens structured_outputs lora_name beam_width length_penalty priority
+    deadline_ms tenant cache_salt""".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling and stopping of one request.
+
+    Raises:
+        InvalidRequest: a value is of the wrong type or out of range.
+    """
+
+    temperature: float = 1.0
+    """0 takes the most likely token; higher is more random. At least 0."""
+    top_k: int = 0
+    """Draw among the k most likely tokens; 0 or -1 means all."""
+    top_p: float = 1.0
+    """Draw among the fewest tokens whose probabilities reach this sum. In (0, 1]."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the most likely one. In [0, 1]."""
+    seed: int | None = None
+    """64-bit signed; the same seed gives the same tokens. Absent: drawn at random."""
+    max_tokens: int | None = None
+    """Tokens to generate at most. Absent: the room left, bounded by `default_max_tokens`."""
+    min_tokens: int = 0
+    """End-of-text, stop ids and stop strings are ignored before this many tokens."""
+    stop: tuple[str, ...] = ()
+    """The text ends before the first of these strings."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Generation ends with any of these ids."""
+    ignore_eos: bool = False
+    """Go on past the model's own end-of-text ids."""
+    return_logprob: bool = False
+    """Report the log-probability of each sampled token (before temperature and filters)."""
+
+    def __post_init__(self) -> None:
+        _check_range("temperature", self.temperature, 0.0, 1e6, "a finite number of at least 0")
+        _check_range("top_k", self.top_k, -1, 2**31 - 1, "-1 or 0 (all) or a positive integer")
+        _check_range("top_p", self.top_p, math.ulp(0.0), 1.0, "a number in (0, 1]")
+        _check_range("min_p", self.min_p, 0.0, 1.0, "a number in [0, 1]")
+        if self.seed is not None:
+            _check_range("seed", self.seed, -(2**63), 2**63 - 1, "a signed 64-bit integer")
+        if self.max_tokens is not None:
+            _check_range("max_tokens", self.max_tokens, 1, 2**31 - 1, "a positive integer")
+        limit = 2**31 - 1 if self.max_tokens is None else self.max_tokens
+        _check_range("min_tokens", self.min_tokens, 0, limit, f"an integer in [0, {limit}]")
+        self._check_stops()
+
+    def _check_stops(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(
+                f"stop has {len(self.stop):,} strings but at most {MAX_STOP_STRINGS} are allowed"
+            )
+        for text in self.stop:
+            if not 0 < len(text) <= MAX_STOP_STRING_LENGTH:
+                raise InvalidRequest(
+                    f"stop has a string of {len(text):,} characters; "
+                    f"allowed are 1 to {MAX_STOP_STRING_LENGTH:,}"
+                )
+        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(
+                f"stop_token_ids has {len(self.stop_token_ids):,} ids "
+                f"but at most {MAX_STOP_TOKEN_IDS} are allowed"
+            )
+        for token_id in self.stop_token_ids:
+            _check_range("stop_token_ids", token_id, 0, 2**31 - 1, "token ids of at least 0")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+    def resolve(
+        self, num_prompt_tokens: int, max_model_len: int, default_max_tokens: int
+    ) -> SamplingParams:
+        """Return a copy whose `max_tokens` and `seed` are set, bounded by the room in the context."""
+        room = max_model_len - num_prompt_tokens
+        wanted = default_max_tokens if self.max_tokens is None else self.max_tokens
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        max_tokens = min(wanted, room)
+        return replace(
+            self, max_tokens=max_tokens, seed=seed, min_tokens=min(self.min_tokens, max_tokens)
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> SamplingParams:
+        """Read the JSON object of the `sampling_parameters` tensor."""
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"sampling_parameters is not valid JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise InvalidRequest(
+                f"sampling_parameters must be a JSON object, not {type(values).__name__}"
+            )
+        return cls.from_mapping(values)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
+        """Build from request keys; numbers may come as strings, unknown keys are refused."""
+        for key in values:
+            if key in UNSUPPORTED_KEYS:
+                raise InvalidRequest(f"sampling parameter {key!r} is not supported yet")
+            if key not in _READERS:
+                raise InvalidRequest(_unknown_key(key))
+        return cls(
+            **{key: _READERS[key](key, value) for key, value in values.items() if value is not None}
+        )
+
+
+def _unknown_key(key: str) -> str:
+    known = sorted(_READERS)
+    nearest = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"unknown sampling parameter {key[:64]!r}{hint} (known: {', '.join(known)})"
+
+
+def _check_range(key: str, value: float, low: float, high: float, allowed: str) -> None:
+    if not low <= value <= high:  # NaN fails every comparison
+        raise InvalidRequest(f"{key} is {value} but must be {allowed}")
+
+
+def _refuse(key: str, value: object, allowed: str) -> InvalidRequest:
+    shown = repr(value)
+    return InvalidRequest(f"{key} is {shown[:80]} but must be {allowed}")
+
+
+def _read_float(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _refuse(key, value, "a number")
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        raise _refuse(key, value, "a number") from None
+
+
+def _read_int(key: str, value: object) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise _refuse(key, value, "an integer")
+    try:
+        return int(value)
+    except ValueError:
+        raise _refuse(key, value, "an integer") from None
+
+
+def _read_bool(key: str, value: object) -> bool:
+    words = {"true": True, "false": False, "1": True, "0": False}
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    if not isinstance(value, bool):
+        raise _refuse(key, value, "true or false")
+    return value
+
+
+def _read_strings(key: str, value: object) -> tuple[str, ...]:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
+        raise _refuse(key, value, "a string or a list of strings")
+    return tuple(dict.fromkeys(items))
+
+
+def _read_ints(key: str, value: object) -> tuple[int, ...]:
+    items = value if isinstance(value, list | tuple) else [value]
+    return tuple(dict.fromkeys(_read_int(key, item) for item in items))
+
+
+_READERS_BY_TYPE = {
+    "float": _read_float,
+    "int": _read_int,
+    "int | None": _read_int,
+    "bool": _read_bool,
+    "tuple[str, ...]": _read_strings,
+    "tuple[int, ...]": _read_ints,
+}
+#: How the value of each accepted key is read.
+_READERS = {
+    field.name: _READERS_BY_TYPE[str(field.type)]
+    for field in fields(SamplingParams)
+    if field.name != "return_logprob"
+}

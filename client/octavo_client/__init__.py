@@ -1,0 +1,1 @@
+"""Client library of Octavo on `tritonclient`; installs without torch."""
