@@ -50,7 +50,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     """Share of the GPU memory left after weights and a profiling run that KV blocks may take."""
     kv_cache_memory_bytes: int | None = None
-    """Memory for KV blocks, in bytes; on CPU a quarter of the free memory, at most 4 GiB, if absent."""
+    """Memory for KV blocks, in bytes; absent on CPU: a quarter of free memory, at most 4 GiB."""
     max_num_seqs: int = 64
     """Sequences that run in one step at most."""
     max_num_batched_tokens: int = 512

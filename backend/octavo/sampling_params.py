@@ -99,7 +99,7 @@ class SamplingParams:
     def resolve(
         self, num_prompt_tokens: int, max_model_len: int, default_max_tokens: int
     ) -> SamplingParams:
-        """Return a copy whose `max_tokens` and `seed` are set, bounded by the room in the context."""
+        """Return a copy with `max_tokens` and `seed` set, bounded by the room in the context."""
         room = max_model_len - num_prompt_tokens
         wanted = default_max_tokens if self.max_tokens is None else self.max_tokens
         seed = secrets.randbits(63) if self.seed is None else self.seed

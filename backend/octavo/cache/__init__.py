@@ -1,0 +1,1 @@
+"""Who owns which KV block; knows nothing of tensors."""

@@ -1,0 +1,1 @@
+"""From a scheduling decision to logits, on one device."""

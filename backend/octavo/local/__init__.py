@@ -1,0 +1,1 @@
+"""The embedded default: a bundled Triton server and a demo model."""

@@ -1,0 +1,1 @@
+"""From a checkpoint to a forward pass; knows nothing of sequences or scheduling."""

@@ -1,0 +1,1 @@
+"""The Python-backend model of the Triton server; the only package that talks to it."""
