@@ -1,0 +1,114 @@
+"""The tensors of a GGUF file: renamed, dequantised, rounded to bfloat16, written as safetensors.
+
+Tensors are written one by one, so memory use is that of the largest tensor and not of the model.
+Knows nothing of the metadata but the head counts it is given.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import quants
+from gguf.gguf_reader import ReaderTensor
+
+from octavo.errors import ConfigError
+from octavo.model.gguf_metadata import GgufFile
+
+_TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+def checkpoint_name(gguf_name: str) -> str:
+    """Return the transformers name of a GGUF tensor.
+
+    Raises:
+        ConfigError: the tensor belongs to no supported model.
+    """
+    if gguf_name in _TOP_NAMES:
+        return _TOP_NAMES[gguf_name]
+    match = _LAYER_TENSOR.fullmatch(gguf_name)
+    if match is None or match[2] not in _LAYER_NAMES:
+        raise ConfigError(
+            f"GGUF tensor {gguf_name!r} is not supported; allowed are {', '.join(_TOP_NAMES)} "
+            f"and blk.N.X.weight or .bias with X one of {', '.join(_LAYER_NAMES)}"
+        )
+    return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+
+
+def write_safetensors(file: GgufFile, path: Path, paired_heads: dict[str, int]) -> None:
+    """Write every tensor of `file` to `path` as bfloat16, under its transformers name.
+
+    Args:
+        file: the open GGUF file.
+        path: the safetensors file to write.
+        paired_heads: for `attn_q` and `attn_k`, the number of heads whose rows llama.cpp stores in
+            its interleaved rotary order; empty when the architecture is stored in split halves.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in file.tensors:
+        shape = file.tensor_shape(name)
+        start, end = end, end + 2 * math.prod(shape)
+        header[checkpoint_name(name)] = {
+            "dtype": "BF16",
+            "shape": shape,
+            "data_offsets": [start, end],
+        }
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as out:
+        out.write(len(encoded).to_bytes(8, "little") + encoded)
+        for tensor in file.tensors.values():
+            out.write(_bfloat16_bits(tensor, paired_heads))
+
+
+def _bfloat16_bits(tensor: ReaderTensor, paired_heads: dict[str, int]) -> memoryview:
+    try:
+        values = quants.dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError:
+        raise ConfigError(
+            f"GGUF tensor {tensor.name!r} is stored as {tensor.tensor_type.name}, "
+            "which gguf cannot dequantise; requantise the file"
+        ) from None
+    match = _LAYER_TENSOR.fullmatch(tensor.name)
+    if match is not None and match[2] in paired_heads:
+        values = split_rotary_halves(values, paired_heads[match[2]])
+    rounded = torch.from_numpy(np.array(values, dtype=np.float32)).to(torch.bfloat16)
+    return rounded.view(torch.int16).numpy().data
+
+
+def split_rotary_halves(rows: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
+    """Return the rows of each head with the even ones first, then the odd ones.
+
+    llama.cpp rotates neighbouring rows (2i, 2i + 1) of the llama architecture; transformers and
+    our kernels rotate (i, i + head_dim / 2).
+
+    Args:
+        rows: `[num_heads * head_dim, ...]`.
+        num_heads: number of heads in `rows`.
+    """
+    pairs = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
