@@ -61,7 +61,7 @@ class StepStats:
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_scheduled_tokens: int = 0
-    num_prompt_tokens_total: int = 0
+    num_computed_tokens_total: int = 0
     num_generated_tokens_total: int = 0
     num_preemptions_total: int = 0
 
@@ -72,3 +72,20 @@ class StepOutput:
 
     outputs: tuple[TokenOutput, ...] = ()
     stats: StepStats = field(default_factory=StepStats)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine tells those who feed it, once it is ready."""
+
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    default_max_tokens: int
+
+    @property
+    def max_num_tokens(self) -> int:
+        """Tokens, prompt and output, that one sequence may ever hold."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)

@@ -129,9 +129,10 @@ class SamplingParams:
                 raise InvalidRequest(f"sampling parameter {key!r} is not supported yet")
             if key not in _READERS:
                 raise InvalidRequest(_unknown_key(key))
-        return cls(
-            **{key: _READERS[key](key, value) for key, value in values.items() if value is not None}
-        )
+        read: dict[str, Any] = {
+            key: _READERS[key](key, value) for key, value in values.items() if value is not None
+        }
+        return cls(**read)
 
 
 def _unknown_key(key: str) -> str:

@@ -1,0 +1,74 @@
+"""What the sampler must know of each row, as plain arrays.
+
+Built from the sequences that draw a token in this step; knows nothing of logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRows:
+    """Rows that draw at random; every array is [random_rows], in the order of `rows`."""
+
+    rows: npt.NDArray[np.int64]
+    temperature: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int64]
+    """0 means all."""
+    top_p: npt.NDArray[np.float32]
+    min_p: npt.NDArray[np.float32]
+    seeds: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """One step's sampling rows.
+
+    `masked_ids` holds (row, token ids) that must not be drawn: the ends of sequences below their
+    `min_tokens`. `random` is None when every row is greedy.
+    """
+
+    num_rows: int
+    random: RandomRows | None
+    logprob_rows: tuple[int, ...]
+    masked_ids: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+def build_sampling_batch(
+    sequences: Rows[Sequence], ending_token_ids: Callable[[Sequence], frozenset[int]]
+) -> SamplingBatch:
+    """Collect the sampling parameters of `sequences`, one row each, in order."""
+    random = [(row, s) for row, s in enumerate(sequences) if not s.params.greedy]
+    masked = (
+        (row, tuple(sorted(ending_token_ids(s))))
+        for row, s in enumerate(sequences)
+        if s.num_output_tokens < s.params.min_tokens
+    )
+    return SamplingBatch(
+        num_rows=len(sequences),
+        random=_random_rows(random) if random else None,
+        logprob_rows=tuple(row for row, s in enumerate(sequences) if s.params.return_logprob),
+        masked_ids=tuple((row, ids) for row, ids in masked if ids),
+    )
+
+
+def _random_rows(pairs: list[tuple[int, Sequence]]) -> RandomRows:
+    params = [sequence.params for _, sequence in pairs]
+    return RandomRows(
+        rows=np.array([row for row, _ in pairs], np.int64),
+        temperature=np.array([p.temperature for p in params], np.float32),
+        top_k=np.array([max(p.top_k, 0) for p in params], np.int64),
+        top_p=np.array([p.top_p for p in params], np.float32),
+        min_p=np.array([p.min_p for p in params], np.float32),
+        seeds=np.array([p.seed for p in params], np.int64),
+        positions=np.array([sequence.num_tokens for _, sequence in pairs], np.int64),
+    )
