@@ -2,6 +2,7 @@
 
     OctavoError
     ├── ConfigError              an engine option, checkpoint or machine cannot be served
+    ├── LaunchError              the local Triton server did not start or ended by itself
     ├── RequestError             the request is at fault; it alone ends
     │   ├── InvalidRequest       a tensor, key or value is wrong
     │   └── PromptTooLong        the prompt can never fit the context or the block pool
@@ -20,6 +21,10 @@ class OctavoError(Exception):
 
 class ConfigError(OctavoError):
     """An engine option, a checkpoint or the machine cannot be served."""
+
+
+class LaunchError(OctavoError):
+    """The local Triton server did not start or ended by itself."""
 
 
 class RequestError(OctavoError):
