@@ -103,7 +103,8 @@ class SamplingParams:
         room = max_model_len - num_prompt_tokens
         wanted = default_max_tokens if self.max_tokens is None else self.max_tokens
         seed = secrets.randbits(63) if self.seed is None else self.seed
-        max_tokens = min(wanted, room)
+        # A prompt that leaves no room is refused by the scheduler, with a better message.
+        max_tokens = max(1, min(wanted, room))
         return replace(
             self, max_tokens=max_tokens, seed=seed, min_tokens=min(self.min_tokens, max_tokens)
         )

@@ -33,7 +33,7 @@ class BatchInputs:
         """Return the inputs on `device`; on CPU that is this object."""
         if device.type == "cpu":
             return self
-        move = partial(torch.Tensor.to, device=device, non_blocking=True)
+        move = partial(torch.Tensor.to, device=device)
         attention = self.attention
         return BatchInputs(
             move(self.token_ids),

@@ -13,7 +13,6 @@ import psutil
 import torch
 
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError
 from octavo.executor.batch import BatchBuilder, BatchInputs
 from octavo.executor.kv_storage import choose_num_blocks
 from octavo.model.loader import load_model
@@ -35,34 +34,27 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig) -> None:
         started_s = time.monotonic()
-        self._device = choose_device(config.device)
-        if self._device.type == "cpu":
-            torch.set_num_threads(config.cpu_threads or _usable_cores())
-        model = load_model(config, self._device)
+        torch.set_num_threads(config.cpu_threads or _usable_cores())
+        model = load_model(config)
         self._decoder = model.decoder
+        self._device = model.device
         self.vocab_size = model.spec.vocab_size
-        self.eos_token_ids = model.eos_token_ids
-        self.max_model_len = config.max_model_len or model.spec.max_position_embeddings
-        if self.max_model_len > self._decoder.max_len:
-            raise ConfigError(
-                f"option max_model_len is {self.max_model_len} but the model has "
-                f"{self._decoder.max_len} positions"
-            )
+        self.eos_token_ids = model.spec.eos_token_ids
+        self.max_model_len = model.max_model_len
         self._batch = BatchBuilder(
             config.max_num_seqs,
             config.max_num_batched_tokens,
             self.max_model_len,
             config.block_size,
         )
-        attention = self._decoder.attention
         self._profile(min(config.max_num_batched_tokens, self.max_model_len), config.block_size)
-        self.num_blocks = choose_num_blocks(config, attention.shape, self._device)
-        self._kv_cache = attention.allocate(self.num_blocks)
+        self.num_blocks = choose_num_blocks(config, model.attention.shape, self._device)
+        self._kv_cache = model.attention.allocate(self.num_blocks)
         logger.info(
             "model ready in %.1f s: %s, attention %s",
             time.monotonic() - started_s,
             model.spec.architecture,
-            attention.name,
+            model.attention.name,
         )
 
     def execute(self, output: SchedulerOutput) -> torch.Tensor:
@@ -88,21 +80,6 @@ class ModelRunner:
         share = ScheduledSequence(sequence, num_tokens, samples=True)
         inputs = self._batch.build(SchedulerOutput((share,)))
         self._forward(inputs, self._decoder.attention.allocate(num_blocks))
-
-
-def choose_device(name: str) -> torch.device:
-    """Return the device an option names; `auto` takes a GPU if there is one.
-
-    Raises:
-        ConfigError: the GPU does not exist.
-    """
-    num_gpus = torch.cuda.device_count()
-    if name == "auto":
-        return torch.device("cuda:0" if num_gpus else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= num_gpus:
-        raise ConfigError(f"option device is {name!r} but this machine has {num_gpus} GPUs")
-    return device
 
 
 def _usable_cores() -> int:
