@@ -1,0 +1,146 @@
+"""Safetensors files of a checkpoint directory: which tensors there are, and each one when asked.
+
+Sharded or not; pickle files are refused, for loading one runs code. Knows names, shapes and
+dtypes, and nothing of what the tensors mean.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from octavo.errors import ConfigError
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+_NAMES_SHOWN = 4
+
+
+class Checkpoint:
+    """Tensors of one checkpoint directory, read lazily and one at a time.
+
+    Raises:
+        ConfigError: there are no safetensors files, or one is damaged or disagrees with the index.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._file_of: dict[str, Any] = {}
+        self._path_of: dict[str, Path] = {}
+        indexed = _read_index(directory)
+        for path in _weight_files(directory, indexed):
+            file = _open(path)
+            names = set(file.keys())
+            for name in names & self._file_of.keys():
+                raise ConfigError(f"tensor {name} is in both {self._path_of[name]} and {path}")
+            self._file_of.update(dict.fromkeys(names, file))
+            self._path_of.update(dict.fromkeys(names, path))
+        for name, file_name in indexed.items():
+            if name not in self._path_of or self._path_of[name].name != file_name:
+                raise ConfigError(
+                    f"{directory / _INDEX} says tensor {name} is in {file_name}, but it is not"
+                )
+
+    def check(self, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
+        """Refuse a checkpoint whose tensors are not exactly the expected ones.
+
+        Args:
+            expected: shape by name.
+            ignored: endings of names that may be there and are not used.
+
+        Raises:
+            ConfigError: names what is missing, unexpected, mis-shaped or not of a float dtype.
+        """
+        endings = tuple(ignored)
+        missing = [name for name in expected if name not in self._file_of]
+        unexpected = [n for n in self._file_of if n not in expected and not n.endswith(endings)]
+        slices = {n: self._file_of[n].get_slice(n) for n in expected if n in self._file_of}
+        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+        misshaped = [
+            f"{name} {list(shape)} instead of {list(expected[name])}"
+            for name, shape in shapes.items()
+            if shape != expected[name]
+        ]
+        dtypes = {name: part.get_dtype() for name, part in slices.items()}
+        not_float = [f"{n} {kind}" for n, kind in dtypes.items() if kind not in _FLOAT_DTYPES]
+        faults = {
+            "missing": missing,
+            "unexpected": unexpected,
+            "wrong shape": misshaped,
+            "dtype not supported": not_float,
+        }
+        texts = [f"{fault}: {_some(names)}" for fault, names in faults.items() if names]
+        if texts:
+            raise ConfigError(
+                f"the tensors in {self._directory} do not fit its config; {'; '.join(texts)}"
+            )
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor that may be backed by the file; copy what must outlive it."""
+        try:
+            tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(f"{self._path_of[name]} cannot be read: {error}") from None
+        return tensor
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        ConfigError: the file is missing, unreadable, or holds something else.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a JSON object")
+    return values
+
+
+def _read_index(directory: Path) -> dict[str, str]:
+    """Return the file name of each tensor by the index of a sharded checkpoint, else nothing."""
+    path = directory / _INDEX
+    if (directory / _SINGLE).exists() or not path.exists():
+        return {}
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(f"{path} must have a weight_map from tensor names to file names")
+    for file_name in weight_map.values():
+        if not isinstance(file_name, str) or Path(file_name).name != file_name:
+            raise ConfigError(f"{path} names {file_name!r}, which is not a file name")
+    return weight_map
+
+
+def _weight_files(directory: Path, indexed: Mapping[str, str]) -> list[Path]:
+    names = sorted(set(indexed.values())) or [_SINGLE]
+    paths = [directory / name for name in names]
+    missing = [path for path in paths if not path.is_file()]
+    if not missing:
+        return paths
+    if not indexed and any(any(directory.glob(pattern)) for pattern in _PICKLES):
+        raise ConfigError(
+            f"{directory} holds only pickled weights, which are refused because loading them "
+            "runs code; convert them to safetensors"
+        )
+    raise ConfigError(f"weights {_some([str(path) for path in missing])} do not exist")
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{path} is damaged or not a safetensors file: {error}") from None
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,138 @@
+"""The native decoder of the Llama family: a flat row of tokens in, logits of chosen rows out.
+
+One step's tokens of all sequences lie behind each other in one row; positions, block tables and
+lengths come with the metadata. Knows nothing of sequences, scheduling or sampling, nor where its
+weights came from; how the KV cache is laid out is the attention backend's affair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from octavo.model.layers import PackedLinear
+from octavo.model.spec import ModelSpec
+from octavo_kernels import (
+    AttentionBackend,
+    AttentionMetadata,
+    KVCache,
+    add_rms_norm,
+    apply_rope,
+    rms_norm,
+    silu_and_mul,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Weights of one layer; norms are [size] tensors."""
+
+    input_norm: torch.Tensor
+    qkv: PackedLinear
+    """hidden -> queries, then keys, then values of all heads."""
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: PackedLinear
+    mlp_norm: torch.Tensor
+    gate_up: PackedLinear
+    """hidden -> gate, then up."""
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """All weights of a decoder, in one dtype on one device."""
+
+    embedding: torch.Tensor
+    """[vocab, hidden]"""
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor
+    lm_head: PackedLinear
+    cos_sin: torch.Tensor
+    """[max_len, rotary_dim] float32, as `rotary_table` makes it."""
+
+
+class Decoder:
+    """Run a model over one flat row of tokens.
+
+    A token's logits depend, to the bit, on its own sequence's tokens and positions alone.
+
+    Args:
+        attention: made for the spec's KV heads and the weights' dtype and device.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, weights: DecoderWeights, attention: AttentionBackend
+    ) -> None:
+        self.spec = spec
+        self.weights = weights
+        self.attention = attention
+        self._scale = spec.head_dim**-0.5
+
+    @property
+    def max_len(self) -> int:
+        """Number of positions the rotary table covers."""
+        return self.weights.cos_sin.shape[0]
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        logits_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute one step and write its keys and values into `kv_cache`.
+
+        Args:
+            token_ids: [num_tokens] int64.
+            positions: [num_tokens] int64, each below `max_len`.
+            kv_cache: mutated at `metadata.slot_mapping`.
+            metadata: describes the same num_tokens tokens.
+            logits_rows: [num_samples] int64, the rows whose logits are wanted; may be empty.
+
+        Returns:
+            logits [num_samples, vocab_size] float32.
+        """
+        weights, eps = self.weights, self.spec.rms_norm_eps
+        residual = weights.embedding[token_ids]
+        hidden = rms_norm(residual, weights.layers[0].input_norm, eps)
+        next_norms = [layer.input_norm for layer in weights.layers[1:]]
+        for index, layer in enumerate(weights.layers):
+            hidden = self._attend(index, hidden, positions, kv_cache, metadata)
+            hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, eps)
+            hidden = layer.down(silu_and_mul(layer.gate_up(hidden)))
+            if index < len(next_norms):
+                hidden, residual = add_rms_norm(hidden, residual, next_norms[index], eps)
+        return self._logits(hidden[logits_rows], residual[logits_rows])
+
+    def _attend(
+        self,
+        index: int,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Return the attention block's output, [num_tokens, hidden]."""
+        spec, layer = self.spec, self.weights.layers[index]
+        num_tokens = hidden.shape[0]
+        heads = layer.qkv(hidden).view(num_tokens, -1, spec.head_dim)
+        q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = rms_norm(q, layer.q_norm, spec.rms_norm_eps)
+            k = rms_norm(k, layer.k_norm, spec.rms_norm_eps)
+        q, k = apply_rope(q, k, positions, self.weights.cos_sin)
+        self.attention.write_kv_cache(k, v, kv_cache, index, metadata.slot_mapping)
+        attended = self.attention.paged_attention(
+            q, kv_cache, index, metadata, scale=self._scale, window=spec.windows[index]
+        )
+        return layer.o(attended.view(num_tokens, -1))
+
+    def _logits(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        if hidden.shape[0] == 0:
+            return hidden.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
+        normed, _ = add_rms_norm(hidden, residual, self.weights.final_norm, self.spec.rms_norm_eps)
+        return self.weights.lm_head(normed).float()

@@ -1,0 +1,142 @@
+"""Rotary position embedding: its parameters, and the table of cosines and sines made from them.
+
+The frequencies are transformers' own, to the bit, computed once in float32. Knows nothing of the
+rest of the model; the rotation itself is `octavo_kernels.apply_rope`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from octavo.errors import ConfigError
+from octavo.model.config_fields import ConfigFields
+
+_KINDS = ("default", "linear", "llama3", "yarn")
+_DEFAULT_THETA = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Parameters of one rotary embedding; fields that its kind does not use keep their default."""
+
+    dim: int
+    """Leading entries of each head that are rotated, an even number."""
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    """How many times longer the context became by scaling."""
+    original_max_len: int = 0
+    """Context length before scaling, in tokens (llama3, yarn)."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float = 1.0
+    """What cosines and sines are multiplied by (yarn)."""
+
+    @classmethod
+    def from_fields(
+        cls, values: Mapping[str, Any], head_dim: int, theta: float | None, max_len: int
+    ) -> RopeSpec:
+        """Read `rope_parameters`, or the older `rope_scaling` with `theta` from beside it.
+
+        Raises:
+            ConfigError: the kind is not supported, or a field is missing, wrong or not understood.
+        """
+        fields = ConfigFields(values, "rope_parameters of the model config")
+        older_name = fields.raw("type") or "default"
+        kind = str(fields.raw("rope_type") or older_name)
+        if kind not in _KINDS:
+            raise fields.error("rope_type", kind, "one of " + ", ".join(_KINDS))
+        if fields.number("partial_rotary_factor", 1.0) != 1.0 or head_dim % 2:
+            raise ConfigError("partial or odd rotary dimensions are not supported by this family")
+        theta = fields.number("rope_theta", theta or _DEFAULT_THETA)
+        options = _scaling_options(kind, fields, max_len)
+        # transformers writes the field for every kind it ever set; only llama3 and yarn use it.
+        fields.refuse_the_rest(harmless=("original_max_position_embeddings",))
+        return cls(dim=head_dim, theta=theta, kind=kind, **options)
+
+
+def rotary_table(rope: RopeSpec, num_positions: int) -> torch.Tensor:
+    """Return cos_sin [num_positions, dim] float32: a row's cosines, then its sines."""
+    positions = torch.arange(num_positions, dtype=torch.float32)
+    angles = positions[:, None] * inverse_frequencies(rope)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1) * rope.attention_factor
+
+
+def inverse_frequencies(rope: RopeSpec) -> torch.Tensor:
+    """Return the angle per position of each rotated pair, [dim / 2] float32."""
+    exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
+    wavelengths = rope.theta**exponents
+    if rope.kind == "llama3":
+        return _llama3(rope, 1.0 / wavelengths)
+    if rope.kind == "yarn":
+        return _yarn(rope, wavelengths)
+    return (1.0 / wavelengths) / rope.factor
+
+
+def _scaling_options(kind: str, fields: ConfigFields, max_len: int) -> dict[str, Any]:
+    if kind == "default":
+        return {}
+    options: dict[str, Any] = {"factor": fields.number("factor")}
+    if kind == "linear":
+        return options
+    options["original_max_len"] = fields.integer("original_max_position_embeddings", max_len)
+    if kind == "llama3":
+        options["low_freq_factor"] = fields.number("low_freq_factor")
+        options["high_freq_factor"] = fields.number("high_freq_factor")
+        return options
+    options["beta_fast"] = fields.number("beta_fast", 32.0)
+    options["beta_slow"] = fields.number("beta_slow", 1.0)
+    options["truncate"] = fields.flag("truncate", True)
+    options["attention_factor"] = _attention_factor(fields, options["factor"])
+    return options
+
+
+def _attention_factor(fields: ConfigFields, factor: float) -> float:
+    given = fields.optional_number("attention_factor")
+    scale, scale_all = fields.optional_number("mscale"), fields.optional_number("mscale_all_dim")
+
+    def growth(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+    if given is not None:
+        return given
+    if scale and scale_all:
+        return growth(scale) / growth(scale_all)
+    return growth(1.0)
+
+
+def _llama3(rope: RopeSpec, frequencies: torch.Tensor) -> torch.Tensor:
+    """Keep short waves, stretch long ones by `factor`, blend between."""
+    low, high, context = rope.low_freq_factor, rope.high_freq_factor, rope.original_max_len
+    wavelengths = 2 * math.pi / frequencies
+    scaled = torch.where(wavelengths > context / low, frequencies / rope.factor, frequencies)
+    blend = (context / wavelengths - low) / (high - low)
+    blended = (1 - blend) * scaled / rope.factor + blend * scaled
+    is_medium = (wavelengths >= context / high) & (wavelengths <= context / low)
+    return torch.where(is_medium, blended, scaled)
+
+
+def _yarn(rope: RopeSpec, wavelengths: torch.Tensor) -> torch.Tensor:
+    """Blend from kept to stretched frequencies along the dimensions between the two betas."""
+
+    def dimension_of(num_rotations: float) -> float:
+        span = rope.original_max_len / (num_rotations * 2 * math.pi)
+        return (rope.dim * math.log(span)) / (2 * math.log(rope.theta))
+
+    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = (torch.arange(rope.dim // 2, dtype=torch.float32) - low) / (high - low)
+    kept = 1 - ramp.clamp(0, 1)
+    return 1.0 / (rope.factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept

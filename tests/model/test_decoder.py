@@ -1,0 +1,145 @@
+import itertools
+
+import pytest
+import torch
+import transformers
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 700.0, "factor": 2.0}
+
+# What each case is there for is its name.
+CASES = {
+    "llama": ("llama", {}),
+    "llama-tied-embeddings": ("llama", {"tie_word_embeddings": True}),
+    "llama-all-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-one-head-per-kv-head": ("llama", {"num_key_value_heads": 6}),
+    "llama-one-kv-head": ("llama", {"num_key_value_heads": 1}),
+    "llama-head-dim-of-its-own": ("llama", {"head_dim": 16}),
+    "llama-llama3-rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama-linear-rope": ("llama", {"rope_parameters": LINEAR_ROPE}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-sliding-window": ("mistral", {"sliding_window": 20}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-yarn-rope-tied": ("qwen2", {"rope_parameters": YARN_ROPE, "tie_word_embeddings": True}),
+    "qwen2-window-from-second-layer": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 16}),
+    "qwen3-biases": ("qwen3", {"head_dim": 22, "attention_bias": True}),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request, make_checkpoint):
+    model_type, overrides = CASES[request.param]
+    return make_checkpoint(model_type, **overrides)
+
+
+@torch.inference_mode()
+def reference_logits(model, token_ids):
+    """Return transformers' logits of every position, with no cache at all."""
+    return model(torch.tensor([token_ids]), use_cache=False).logits[0].float()
+
+
+def reference_continuation(model, prompt, num_tokens):
+    output = model.generate(
+        torch.tensor([prompt]),
+        generation_config=transformers.GenerationConfig(
+            max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        ),
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+def test_float32_logits_of_every_position_equal_transformers(case, load, make_driver, make_prompt):
+    directory, reference = case
+    prompt = make_prompt(77)
+    logits = make_driver(load(directory)).step({"a": prompt}, all_rows=True)
+    assert logits.dtype == torch.float32
+    # Logits here are of the order of 5; the products are summed in another order than MKL's.
+    torch.testing.assert_close(logits, reference_logits(reference, prompt), rtol=0, atol=5e-5)
+
+
+def test_greedy_continuations_equal_transformers_through_chunks_and_pages(
+    case, load, make_driver, make_prompt
+):
+    directory, reference = case
+    prompts = {f"prompt of {n}": make_prompt(n) for n in (1, 16, 37, 90)}
+    tokens, _ = make_driver(load(directory)).generate(prompts, num_tokens=26, chunk=16)
+    expected = {n: reference_continuation(reference, p, 26) for n, p in prompts.items()}
+    assert tokens == expected
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_bfloat16_log_probabilities_stay_near_transformers(
+    model_type, make_checkpoint, load, make_driver, make_prompt
+):
+    directory, reference = make_checkpoint(model_type, dtype=torch.bfloat16, head_dim=16)
+    prompt = make_prompt(60)
+    model = load(directory)
+    assert model.dtype == torch.bfloat16
+    ours = make_driver(model).step({"a": prompt}, all_rows=True).log_softmax(-1)
+    theirs = reference_logits(reference, prompt).log_softmax(-1)
+    # Both round to 8 bits after each operation, at other places; 0.5 % of logits near 5 is 0.025
+    # a rounding, and three layers add up.
+    assert (ours - theirs).abs().max() < 0.35
+    assert (ours - theirs).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_logits_have_the_same_bits_alone_in_a_batch_chunked_and_with_any_block_size(
+    dtype, model_type, make_checkpoint, load, make_driver, make_prompt
+):
+    directory, _ = make_checkpoint(model_type, head_dim=16)
+    prompts = {str(n): make_prompt(n) for n in (40, 1, 17, 64, 5, 33, 90)}
+    alone = {}
+    for name, prompt in prompts.items():
+        driver = make_driver(load(directory, dtype))
+        alone[name] = driver.generate({name: prompt}, num_tokens=6, chunk=1000)[1][name]
+    for block_size, chunk in itertools.product((8, 16, 32), (1, 16, 1000)):
+        driver = make_driver(load(directory, dtype, block_size=block_size), seed=chunk)
+        _, together = driver.generate(prompts, num_tokens=6, chunk=chunk)
+        for name in prompts:
+            assert torch.equal(together[name], alone[name]), (name, block_size, chunk)
+
+
+def test_only_the_asked_rows_reach_the_vocabulary_in_the_asked_order(
+    make_checkpoint, load, make_driver, make_prompt
+):
+    directory, _ = make_checkpoint("llama")
+    prompts = {"a": make_prompt(9), "b": make_prompt(4)}
+    every = make_driver(load(directory)).step(prompts, all_rows=True)
+    last = make_driver(load(directory)).step(prompts)
+    assert every.shape == (13, 211)
+    assert torch.equal(last, every[[8, 12]])
+
+
+def test_a_step_that_samples_nothing_returns_no_logits_and_still_fills_the_cache(
+    make_checkpoint, load, make_driver, make_prompt, monkeypatch
+):
+    directory, _ = make_checkpoint("llama")
+    model = load(directory)
+    prompt = make_prompt(30)
+    whole = make_driver(model).step({"a": prompt})
+    driver = make_driver(model)
+    forward = model.decoder.forward
+    no_rows = torch.empty(0, dtype=torch.int64)
+    with monkeypatch.context() as patch:
+        patch.setattr(model.decoder, "forward", lambda *args: forward(*args[:-1], no_rows))
+        assert driver.step({"a": prompt[:20]}).shape == (0, 211)
+    assert torch.equal(driver.step({"a": prompt[20:]}), whole)

@@ -1,0 +1,62 @@
+import pytest
+import torch
+
+from octavo.model import layers
+from octavo.model.layers import PackedLinear
+
+ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33, 64, 100, 128, 257, 512)
+# The demo model's products, then sizes that fill no vector.
+SHAPES = ((576, 960), (576, 576), (576, 3072), (1536, 576), (2048, 512), (7, 13), (33, 50), (64, 1))
+
+
+def random_linear(dtype, in_features, out_features, with_bias=True):
+    generator = torch.Generator().manual_seed(in_features)
+    weight = torch.randn(out_features, in_features, generator=generator).mul(0.05).to(dtype)
+    bias = torch.randn(out_features, generator=generator).to(dtype) if with_bias else None
+    return weight, bias, torch.randn(max(ROW_COUNTS), in_features, generator=generator).to(dtype)
+
+
+@pytest.fixture(params=["packed", "plain"])
+def layout(request, monkeypatch):
+    if request.param == "plain":
+        monkeypatch.setattr(layers, "_pack", lambda weight: None)
+    return request.param
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_row_has_the_same_bits_with_any_number_of_rows(dtype, shape, with_bias, layout):
+    weight, bias, x = random_linear(dtype, *shape, with_bias)
+    linear = PackedLinear(weight, bias)
+    everything = linear(x)
+    for count in ROW_COUNTS:
+        assert torch.equal(linear(x[:count]), everything[:count]), count
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_row_has_the_same_bits_at_any_place_among_the_rows(dtype, layout):
+    weight, bias, x = random_linear(dtype, 1536, 576)
+    linear = PackedLinear(weight, bias)
+    everything = linear(x)
+    order = torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(1))
+    assert torch.equal(linear(x[order]), everything[order])
+    for start in (1, 7, 100, 511):
+        assert torch.equal(linear(x[start:]), everything[start:]), start
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 40])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_result_is_the_product_plus_the_bias(dtype, count, layout):
+    weight, bias, x = random_linear(dtype, 33, 50)
+    result = PackedLinear(weight, bias)(x[:count])
+    exact = x[:count].double() @ weight.double().T + bias.double()
+    assert result.dtype == dtype
+    tolerance = {torch.bfloat16: 2**-8, torch.float32: 2**-20}[dtype]
+    torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+def test_a_dtype_the_cpu_cannot_pack_falls_back_to_torch():
+    weight, bias, x = random_linear(torch.float64, 33, 50)
+    result = PackedLinear(weight, bias)(x)
+    torch.testing.assert_close(result, x @ weight.T + bias)
