@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from octavo.text.detokenizer import IncrementalDetokenizer
+from octavo.text.tokenizer import Tokenizer
+
+KINDS = ["byte_level", "llama", "metaspace", "wordpiece", "suffix_bpe", "no_decoder"]
+WITH_BYTE_TOKENS = ["llama", "metaspace"]
+
+
+def ids_of(tokenizer: Tokenizer, *pieces: str) -> list[int]:
+    vocabulary = tokenizer.hf.get_vocab()
+    return [vocabulary[piece] for piece in pieces]
+
+
+def stream(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> list[str]:
+    """Return the delta of each token, and then what `finish` gives."""
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+    return [*(detokenizer.push([token_id]) for token_id in ids), detokenizer.finish()]
+
+
+def draw_ids(data: st.DataObject, tokenizer: Tokenizer) -> list[int]:
+    any_id = st.integers(-2, tokenizer.vocab_size + 3)
+    if tokenizer.byte_fallback:
+        # Rows of bytes that are sometimes whole characters.
+        texts = st.sampled_from(["é", "你", "😀"]).map(
+            lambda text: ids_of(tokenizer, *(f"<0x{byte:02X}>" for byte in text.encode()))
+        )
+        parts = data.draw(st.lists(st.one_of(any_id.map(lambda token_id: [token_id]), texts)))
+        return [token_id for part in parts for token_id in part]
+    return data.draw(st.lists(any_id))
+
+
+def is_byte(tokenizer: Tokenizer, token_id: int) -> bool:
+    return tokenizer.byte_fallback and (tokenizer.piece(token_id) or "").startswith("<0x")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_joined_deltas_equal_the_whole_decode(
+    kind: str, data: st.DataObject, tokenizers: dict[str, Tokenizer]
+) -> None:
+    tokenizer = tokenizers[kind]
+    prompt, ids = draw_ids(data, tokenizer), draw_ids(data, tokenizer)
+    # A character never spans the prompt's end; tested for itself below.
+    while prompt and (tokenizer.piece(prompt[-1]) is None or is_byte(tokenizer, prompt[-1])):
+        prompt.pop()
+    if kind == "byte_level":
+        prompt = []
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=5)))
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+    deltas = [
+        detokenizer.push(ids[start:end])
+        for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)
+    ]
+    whole = tokenizer.decode(prompt + ids)[len(tokenizer.decode(prompt)) :]
+    assert "".join([*deltas, detokenizer.finish()]) == whole
+
+
+BYTES_THAT_NEARLY_FIT = [0x00, 0x41, 0x80, 0x9F, 0xA0, 0xBF, 0xC0, 0xC3, 0xE0, 0xE4, 0xED, 0xEF]
+BYTES_THAT_NEARLY_FIT += [0xF0, 0xF3, 0xF4, 0xF5, 0xFF, 0x8F, 0x90]
+
+
+@given(data=st.lists(st.sampled_from(BYTES_THAT_NEARLY_FIT)))
+@settings(max_examples=1000, deadline=None)
+def test_byte_level_tokens_read_as_utf8_with_replacement(
+    data: list[int], tokenizers: dict[str, Tokenizer]
+) -> None:
+    tokenizer = tokenizers["byte_level"]
+    char_of = bytes_to_unicode()
+    ids = ids_of(tokenizer, *(char_of[byte] for byte in data))
+    text = "".join(stream(tokenizer, [], ids))
+    assert text == bytes(data).decode(errors="replace").replace("\0", "�")
+    assert text == tokenizer.decode(ids)
+
+
+def test_a_character_comes_out_with_its_last_byte(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["byte_level"]
+    ids = ids_of(tokenizer, "ðŁĺ", "Ģ", "ä½", "ł", "a")
+    assert stream(tokenizer, [], ids) == ["", "😀", "", "你", "a", ""]
+
+
+def test_bytes_that_are_no_character_come_out_once_that_is_certain(
+    tokenizers: dict[str, Tokenizer],
+) -> None:
+    tokenizer = tokenizers["byte_level"]
+    ids = ids_of(tokenizer, "ä", "½", "a", "ÿ", "ä")
+    assert stream(tokenizer, [], ids) == ["", "", "�a", "�", "", "�"]
+
+
+@pytest.mark.parametrize("kind", WITH_BYTE_TOKENS)
+def test_a_row_of_byte_tokens_comes_out_when_it_ends(
+    kind: str, tokenizers: dict[str, Tokenizer]
+) -> None:
+    tokenizer = tokenizers[kind]
+    good = ids_of(tokenizer, "<0xE4>", "<0xBD>", "<0xA0>", "hi")
+    assert stream(tokenizer, [], good) == ["", "", "", "你hi", ""]
+    bad = ids_of(tokenizer, "<0xE4>", "<0xBD>", "<0xA0>", "<0xFF>", "hi")
+    assert stream(tokenizer, [], bad) == ["", "", "", "", "����hi", ""]
+    assert stream(tokenizer, [], good[:2])[-1] == "��"
+
+
+@pytest.mark.parametrize("kind", WITH_BYTE_TOKENS)
+def test_bytes_of_the_prompt_never_join_those_of_the_first_token(
+    kind: str, tokenizers: dict[str, Tokenizer]
+) -> None:
+    tokenizer = tokenizers[kind]
+    first, second, third = ids_of(tokenizer, "<0xE4>", "<0xBD>", "<0xA0>")
+    assert "".join(stream(tokenizer, [first], [second, third])) == "��"
+
+
+@pytest.mark.parametrize("kind", WITH_BYTE_TOKENS)
+def test_a_leading_space_is_kept_after_a_prompt_and_dropped_at_a_beginning(
+    kind: str, tokenizers: dict[str, Tokenizer]
+) -> None:
+    tokenizer = tokenizers[kind]
+    first, hello, start = ids_of(tokenizer, "a", "▁hello", "<s>")
+    assert stream(tokenizer, [first], [hello, hello]) == [" hello", " hello", ""]
+    assert stream(tokenizer, [start], [hello, hello]) == ["hello", " hello", ""]
+    assert stream(tokenizer, [start], [hello, start, hello]) == ["hello", "", " hello", ""]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_and_unknown_ids_give_no_text(
+    kind: str, tokenizers: dict[str, Tokenizer]
+) -> None:
+    tokenizer = tokenizers[kind]
+    ids = [*ids_of(tokenizer, "<s>", "</s>"), -1, tokenizer.vocab_size, 2**31, 2**40]
+    assert stream(tokenizer, [], ids) == [""] * (len(ids) + 1)
+
+
+@pytest.mark.parametrize("kind", ["llama", "wordpiece", "no_decoder"])
+def test_a_nul_comes_out_as_the_replacement_character(
+    kind: str, tokenizers: dict[str, Tokenizer]
+) -> None:
+    tokenizer = tokenizers[kind]
+    ids = ids_of(tokenizer, "hi", "\0")
+    assert "\0" in tokenizer.hf.decode(ids)
+    assert "".join(stream(tokenizer, [], ids)) == tokenizer.decode(ids)
+    assert tokenizer.decode(ids).endswith("�")
+
+
+class CountingTokenizer(Tokenizer):
+    num_decoded = 0
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        self.num_decoded += len(token_ids)
+        return super().decode(token_ids, skip_special_tokens)
+
+
+@pytest.mark.parametrize("pieces", [["▁hello"], ["▁"], ["<0xFF>"], ["<0xE4>", "hi"], ["▁", "<s>"]])
+def test_each_token_is_decoded_a_bounded_number_of_times(
+    pieces: list[str], tokenizers: dict[str, Tokenizer]
+) -> None:
+    tokenizer: Any = CountingTokenizer(tokenizers["llama"].hf)
+    ids = ids_of(tokenizer, *pieces) * 2000
+    prompt = ids_of(tokenizer, "a") * 2000
+    assert tokenizer.plain_token_id is not None
+    tokenizer.num_decoded = 0
+    assert "".join(stream(tokenizer, prompt, ids)) != ""
+    assert tokenizer.num_decoded <= 5 * len(ids) + 64
+
+
+@pytest.mark.parametrize(
+    "text", ["Hello, wörld!", "你好。世界", "👩‍👩‍👧 🇫🇷", "def f():\n\treturn 'x'", "हिन्दी שלום"]
+)
+def test_the_demo_tokenizer_streams_every_script(text: str, demo_tokenizer: Tokenizer) -> None:
+    deltas = stream(demo_tokenizer, [], demo_tokenizer.encode(text))
+    assert "".join(deltas) == text
+    assert all("�" not in delta for delta in deltas)
