@@ -1,0 +1,73 @@
+"""The `octavo` command: the client's commands, and `serve`.
+
+Importing it costs no torch: the client is light, and the server's parts are imported when `serve`
+runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+
+import click
+
+from octavo import __version__
+from octavo.errors import OctavoError
+from octavo_client import cli as client_cli
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="octavo")
+def main() -> None:
+    """Serve language models in a Triton Inference Server, and talk to them."""
+
+
+@main.command(context_settings={"show_default": True})
+@click.option("--model", help="Checkpoint directory, GGUF file, hub id or 'demo'.  [default: demo]")
+@click.option(
+    "--repository",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Model repository to serve instead of one made for --model.",
+)
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
+@click.option("--http-port", default=8000, help="Port of HTTP; 0 takes a free one.")
+@click.option("--grpc-port", default=8001, help="Port of gRPC; 0 takes a free one.")
+@click.option("--metrics-port", default=8002, help="Port of the metrics; 0 takes a free one.")
+@click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="Device.  [default: the engine's choice]"
+)
+@click.option(
+    "--grace",
+    "grace_s",
+    default=15.0,
+    type=click.FloatRange(min=0),
+    help="Seconds that running requests get when the server stops.",
+)
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", help="Least level shown.")
+@click.option("-v", "--verbose", is_flag=True, help="Show everything, Triton's own lines too.")
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRITONSERVER_FLAG...]")
+def serve(log_level: str, verbose: bool, flags: tuple[str, ...], **options: object) -> None:
+    """Start a Triton server on this machine and serve a model from it.
+
+    Flags after -- go to tritonserver as they are.
+    """
+    if importlib.util.find_spec("pytriton") is None or importlib.util.find_spec("torch") is None:
+        raise click.ClickException(
+            "octavo serve needs the bundled server; run scripts/setup in a checkout, "
+            "or pip install 'octavo[server,local]'"
+        )
+    from octavo.local.serve import serve as run
+    from octavo.local.server_options import ServerOptions
+
+    level = logging.DEBUG if verbose else logging.getLevelNamesMapping()[log_level.upper()]
+    try:
+        run(ServerOptions(flags=flags, **options), level)  # type: ignore[arg-type]
+    except OctavoError as error:
+        raise click.ClickException(str(error)) from None
+
+
+for command in client_cli.COMMANDS:
+    main.add_command(command)

@@ -1,0 +1,51 @@
+"""Checks that the server's ports are free before anything is started or loaded."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from octavo.errors import ConfigError
+
+
+def claim_ports(host: str, ports: dict[str, int]) -> dict[str, int]:
+    """Return `ports` by name with each 0 replaced by a free port of `host`.
+
+    Raises:
+        ConfigError: a port is taken, named twice or out of range, or `host` is not an address
+            of this machine.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        claimed = {}
+        for name, port in ports.items():
+            if not 0 <= port <= 65535:
+                raise ConfigError(f"{name} port is {port} but must be from 0 to 65535")
+            # Held until all are known, so that no port is given out twice.
+            sockets.append(_bind(name, host, port))
+            claimed[name] = sockets[-1].getsockname()[1]
+        return claimed
+    finally:
+        for held in sockets:
+            held.close()
+
+
+def _bind(name: str, host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"host {host!r} cannot be used: {error.strerror or error}") from None
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(1)
+    except OSError as error:
+        bound.close()
+        hint = f"; choose another with --{name}-port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(
+            f"{name} port {port} of {host} cannot be used: {error.strerror}{hint}"
+        ) from None
+    return bound

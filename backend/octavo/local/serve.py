@@ -1,0 +1,129 @@
+"""What `octavo serve` does: runs one server in the foreground and tells the user about it.
+
+Endpoints go to standard output, progress and logs to standard error. Knows terminals and signals;
+leaves processes and files to `triton_server`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import signal
+import threading
+import time
+import urllib.request
+from types import FrameType
+
+import click
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from octavo.errors import LaunchError
+from octavo.local.bundle import MODEL_NAME
+from octavo.local.server_log import LogRecord
+from octavo.local.server_options import ServerOptions
+from octavo.local.triton_server import TritonServer, describe_exit
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOAD_TIMEOUT_S = 1800.0
+_SERVER_ENDED = 0
+
+
+def serve(options: ServerOptions, level: int = logging.INFO) -> None:
+    """Serve until a signal asks to stop; show log lines of `level` and above.
+
+    Raises:
+        ConfigError: a port is taken, or the machine lacks what the server needs.
+        LaunchError: the server failed to start or load, or ended by itself.
+    """
+    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+    def show(record: LogRecord) -> None:
+        if record.is_shown_at(level):
+            console.print(str(record))
+
+    # Safe in signal handlers, unlike an Event.
+    events: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        events.put(number)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, on_signal)
+    started = time.monotonic()
+    server = TritonServer(options, on_log=show)
+    server.start()
+    try:
+        if _wait_ready(server, console, events):
+            click.echo(_greeting(server, time.monotonic() - started))
+            _wait_for_end(server, events)
+        _stop(server, console)
+    finally:
+        server.kill()
+
+
+def _wait_ready(server: TritonServer, console: Console, events: queue.SimpleQueue[int]) -> bool:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        if not console.is_terminal:
+            console.print("starting the server and loading the model")
+        progress.add_task("starting the server and loading the model", total=None)
+        return server.wait_ready(LOAD_TIMEOUT_S, cancelled=lambda: not events.empty())
+
+
+def _wait_for_end(server: TritonServer, events: queue.SimpleQueue[int]) -> None:
+    """Return when a signal asks to stop.
+
+    Raises:
+        LaunchError: the server ended first.
+    """
+
+    def report_end() -> None:
+        server.wait()
+        events.put(_SERVER_ENDED)
+
+    threading.Thread(target=report_end, name="octavo-end", daemon=True).start()
+    if events.get() == _SERVER_ENDED:
+        raise LaunchError(f"{describe_exit(server.wait())}; nothing of it is left running")
+
+
+def _stop(server: TritonServer, console: Console) -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: server.cut_short())
+    grace_s = server.options.grace_s
+    console.print(f"stopping; running requests get {grace_s:g} s, a second Ctrl-C ends them now")
+    if server.stop():
+        console.print("stopped")
+    else:
+        console.print("stopped; requests or client streams still open were cut off")
+
+
+def _greeting(server: TritonServer, load_s: float) -> str:
+    """Return the endpoints, with commands ready to be copied."""
+    lines = [
+        f"Octavo is ready after {load_s:.1f} s (Ctrl-C stops it)",
+        f"  HTTP     {server.http_url}",
+        f"  gRPC     {server.grpc_url}",
+        f"  metrics  {server.metrics_url}",
+    ]
+    if _has_octavo(server):
+        body = {"text_input": "The capital of France is", "stream": True, "max_tokens": 32}
+        url = "" if server.grpc_url == "127.0.0.1:8001" else f" --url {server.grpc_url}"
+        lines += [
+            "",
+            f"  curl -N {server.http_url}/v2/models/{MODEL_NAME}/generate_stream "
+            f"-d '{json.dumps(body)}'",
+            f'  octavo generate{url} "Why is the sky blue?"',
+        ]
+    return "\n".join(lines)
+
+
+def _has_octavo(server: TritonServer) -> bool:
+    request = urllib.request.Request(f"{server.http_url}/v2/repository/index", data=b"{}")
+    try:
+        with urllib.request.urlopen(request, timeout=5.0) as answer:
+            return any(model["name"] == MODEL_NAME for model in json.load(answer))
+    except OSError:
+        # A flag may restrict this part of the server's interface.
+        return False

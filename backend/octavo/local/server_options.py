@@ -1,0 +1,53 @@
+"""What one local Triton server is asked to do; validated here, used by `triton_server`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from octavo.errors import ConfigError
+
+#: Flags that `ServerOptions` has fields for; naming them twice would mislead the port check.
+OWNED_FLAGS = frozenset(
+    """--http-port --grpc-port --metrics-port --http-address --grpc-address --metrics-address
+    --backend-directory --exit-timeout-secs --allow-http --log-file""".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """What to serve, and where.
+
+    Raises:
+        ConfigError: a flag repeats a field.
+    """
+
+    model: str | None = None
+    """Checkpoint, hub id or `demo`; with a repository it overrides every model's own."""
+    repository: Path | None = None
+    """Model repository; by default one is made with a single model named `octavo`."""
+    extra_repositories: tuple[Path, ...] = ()
+    """Further model repositories, served beside the first."""
+    device: str | None = None
+    """`cpu` or `cuda`; by default the engine's own choice."""
+    host: str = "127.0.0.1"
+    """Address that HTTP, gRPC and metrics listen on."""
+    http_port: int = 8000
+    """Port of HTTP; 0 takes a free one, here and below."""
+    grpc_port: int = 8001
+    """Port of gRPC."""
+    metrics_port: int = 8002
+    """Port of the metrics."""
+    grace_s: float = 15.0
+    """Seconds that running requests get when the server stops; then it is killed."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables added to this process's own."""
+    flags: tuple[str, ...] = ()
+    """Further flags of `tritonserver`."""
+
+    def __post_init__(self) -> None:
+        for flag in self.flags:
+            if flag.partition("=")[0] in OWNED_FLAGS:
+                name = flag.partition("=")[0]
+                raise ConfigError(f"flag {name} is set by octavo itself; use its option instead")

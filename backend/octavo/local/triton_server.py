@@ -1,0 +1,260 @@
+"""Starts, watches and stops one bundled Triton server that hosts Octavo's models.
+
+    with TritonServer(ServerOptions(model="demo", http_port=0)) as server:
+        server.wait_ready(timeout_s=60)
+        ...
+
+Leaving the block ends the server, its stubs and engine processes, and removes its shared memory and
+its runtime directory; the guardian process does the same when this process is killed. Knows nothing
+of engines, tensors or terminals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from octavo.errors import LaunchError
+from octavo.local import bundle, guardian
+from octavo.local.ports import claim_ports
+from octavo.local.runtime import make_runtime, sweep_stale
+from octavo.local.server_log import LogRecord, parse_line, reason_in
+from octavo.local.server_options import ServerOptions
+
+POLL_INTERVAL_S = 0.05
+START_TIMEOUT_S = 10.0
+KEPT_RECORDS = 1000
+GPU_DRIVER = Path("/proc/driver/nvidia/version")
+# Without a driver these only lead to warnings.
+CPU_FLAGS = ("--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0")
+
+
+class TritonServer:
+    """One server process tree; started once, stopped once."""
+
+    def __init__(
+        self, options: ServerOptions, on_log: Callable[[LogRecord], None] | None = None
+    ) -> None:
+        self.options = options
+        self.pid = 0
+        """Process id of `tritonserver` itself."""
+        self.records: deque[LogRecord] = deque(maxlen=KEPT_RECORDS)
+        """The newest lines of the log."""
+        self._on_log = on_log
+        self._ports = {
+            "http": options.http_port,
+            "grpc": options.grpc_port,
+            "metrics": options.metrics_port,
+        }
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._reader: threading.Thread | None = None
+        self._runtime: Path | None = None
+
+    @property
+    def http_url(self) -> str:
+        """Return the base URL of HTTP, as this machine reaches it."""
+        return "http://" + self._address("http")
+
+    @property
+    def grpc_url(self) -> str:
+        """Return host and port of gRPC, as this machine reaches it."""
+        return self._address("grpc")
+
+    @property
+    def metrics_url(self) -> str:
+        """Return the URL of the Prometheus metrics, as this machine reaches it."""
+        return "http://" + self._address("metrics") + "/metrics"
+
+    def _address(self, kind: str) -> str:
+        host = "127.0.0.1" if self.options.host == "0.0.0.0" else self.options.host
+        return f"{host}:{self._ports[kind]}"
+
+    def start(self) -> None:
+        """Start the server process.
+
+        Raises:
+            ConfigError: a port is taken, or the machine lacks what the server needs.
+            LaunchError: the process did not start.
+        """
+        self._ports = claim_ports(self.options.host, self._ports)
+        sweep_stale()
+        self._runtime, lock = make_runtime()
+        try:
+            self._launch(self._runtime, lock)
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            os.close(lock)
+
+    def _launch(self, runtime: Path, lock: int) -> None:
+        bundle.write_backends(runtime / "backends")
+        environment = bundle.server_environment({**os.environ, **self.options.environment})
+        environment |= self._engine_overrides()
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._guardian = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", guardian.__file__, str(theirs.fileno())),
+                    *(str(runtime), str(self.options.grace_s)),
+                    *self._command(runtime),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(theirs.fileno(), lock),
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._read_log, name="octavo-log", daemon=True)
+        self._reader.start()
+        self._control.settimeout(START_TIMEOUT_S)
+        try:
+            self.pid = int(self._control.recv(64) or 0)
+        except TimeoutError:
+            self.pid = 0
+        if self.pid == 0:
+            raise LaunchError(f"tritonserver did not start: {self.failure_reason()}")
+
+    def _engine_overrides(self) -> dict[str, str]:
+        """Return the engine options that apply to the models of a given repository."""
+        if self.options.repository is None:
+            return {}
+        given = {"OCTAVO_MODEL": self.options.model, "OCTAVO_DEVICE": self.options.device}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def _command(self, runtime: Path) -> list[str]:
+        options = self.options
+        repository = options.repository
+        if repository is None:
+            repository = runtime / "models"
+            bundle.write_repository(repository, options.model or "demo", options.device)
+        return [
+            str(bundle.server_binary()),
+            *(f"--model-repository={path}" for path in (repository, *options.extra_repositories)),
+            f"--backend-directory={runtime / 'backends'}",
+            f"--backend-config=python,shm-region-prefix-name={runtime.name}",
+            *(f"--{kind}-address={options.host}" for kind in self._ports),
+            *(f"--{kind}-port={port}" for kind, port in self._ports.items()),
+            f"--exit-timeout-secs={max(1, int(options.grace_s))}",
+            *(() if GPU_DRIVER.exists() else CPU_FLAGS),
+            *options.flags,
+        ]
+
+    def _read_log(self) -> None:
+        assert self._guardian is not None
+        assert self._guardian.stdout is not None
+        with self._guardian.stdout as lines:
+            for line in lines:
+                record = parse_line(line.decode(errors="replace").rstrip("\n"))
+                self.records.append(record)
+                if self._on_log is not None:
+                    self._on_log(record)
+
+    def wait_ready(
+        self, timeout_s: float = 300.0, cancelled: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Wait until every model can be used; return False if `cancelled` became true first.
+
+        Raises:
+            LaunchError: the server ended, or is not ready after `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._is_ready():
+            if cancelled():
+                return False
+            if (status := self.poll()) is not None:
+                raise LaunchError(f"{describe_exit(status)}: {self.failure_reason()}")
+            if time.monotonic() > deadline:
+                raise LaunchError(f"the server is not ready after {timeout_s:g} s")
+            time.sleep(POLL_INTERVAL_S)
+        return True
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.http_url}/v2/health/ready", timeout=5.0) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def poll(self) -> int | None:
+        """Return the server's exit status once it has ended and all is cleaned up, else None."""
+        return None if self._guardian is None else self._guardian.poll()
+
+    def wait(self) -> int:
+        """Block until the server has ended; return its exit status (128 + n for signal n)."""
+        assert self._guardian is not None
+        return self._guardian.wait()
+
+    def stop(self) -> bool:
+        """Let running requests finish for `grace_s` at most, then end everything.
+
+        Returns: whether the server left by itself; False if it had to be killed.
+        """
+        if self._guardian is None or self._control is None:
+            return True
+        with contextlib.suppress(OSError):
+            self._control.sendall(b"stop")
+        status = self._guardian.wait()
+        self.kill()
+        return status in (0, 128 + signal.SIGTERM)
+
+    def cut_short(self) -> None:
+        """End the grace period of a `stop` in progress; safe to call in a signal handler."""
+        if self._control is not None:
+            # Closing alone would leave the guardian's end open while `stop` still uses ours.
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
+
+    def kill(self) -> None:
+        """End everything at once and remove every file; harmless when the server has ended."""
+        if self._control is not None:
+            self._control.close()
+        if self._guardian is not None:
+            self._guardian.wait()
+        # Only a guardian that was itself killed leaves anything here.
+        if self._runtime is not None and self._runtime.exists():
+            guardian.sweep(self._runtime)
+        if self._reader is not None:
+            self._reader.join(timeout=guardian.KILL_TIMEOUT_S)
+
+    def failure_reason(self) -> str:
+        """Return the last errors of the log, or its last line."""
+        if self._reader is not None:
+            self._reader.join(timeout=1.0)
+        return reason_in(self.records)
+
+    def __enter__(self) -> Self:
+        """Start the server."""
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop the server."""
+        self.stop()
+
+
+def describe_exit(status: int) -> str:
+    """Return in words how a server with this exit status ended."""
+    if status > 128:
+        return f"the server was killed by {signal.Signals(status - 128).name}"
+    return f"the server ended with exit status {status}"
