@@ -1,1 +1,33 @@
-"""Client library of Octavo on `tritonclient`; installs without torch."""
+"""Client library of Octavo on `tritonclient`; installs without torch.
+
+Imports nothing of `octavo`: it knows the server by its tensors and status codes alone.
+"""
+
+from octavo_client.answer import Completion, Delta
+from octavo_client.async_client import AsyncClient, AsyncDeltaStream
+from octavo_client.client import Client, DeltaStream
+from octavo_client.errors import (
+    InvalidRequest,
+    ModelNotFound,
+    OctavoClientError,
+    RequestCancelled,
+    RequestTimeout,
+    ServerError,
+    Unavailable,
+)
+
+__all__ = [
+    "AsyncClient",
+    "AsyncDeltaStream",
+    "Client",
+    "Completion",
+    "Delta",
+    "DeltaStream",
+    "InvalidRequest",
+    "ModelNotFound",
+    "OctavoClientError",
+    "RequestCancelled",
+    "RequestTimeout",
+    "ServerError",
+    "Unavailable",
+]

@@ -1,0 +1,75 @@
+"""Options that several commands share, and how an exception becomes a line and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from octavo_client.client import Client
+from octavo_client.errors import InvalidRequest, OctavoClientError
+
+_INTERRUPTED = 130
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_CONNECTION = (
+    click.option("--url", default="127.0.0.1:8001", show_default=True, help="Host and gRPC port."),
+    click.option("--model", default="octavo", show_default=True, help="Model name on the server."),
+)
+_SAMPLING = (
+    click.option("--max-tokens", type=int, help="Tokens to generate at most."),
+    click.option("--temperature", type=float, help="0 takes the most likely token each time."),
+    click.option("--top-p", type=float, help="Draw among the fewest tokens that reach this sum."),
+    click.option("--top-k", type=int, help="Draw among the k most likely tokens; 0 means all."),
+    click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest."),
+    click.option("--seed", type=int, help="The same seed gives the same answer."),
+    click.option("--stop", multiple=True, help="End before this text; may be given repeatedly."),
+    click.option("--timeout", type=float, help="Seconds for a whole answer; default: no limit."),
+)
+
+
+class BadRequest(click.ClickException):
+    """Ends a command whose request the server refused as wrong."""
+
+    exit_code = 2
+
+
+def connection_options(command: Command) -> Command:
+    """Add `--url` and `--model`."""
+    for option in reversed(_CONNECTION):
+        command = option(command)
+    return command
+
+
+def sampling_options(command: Command) -> Command:
+    """Add the sampling parameters and `--timeout`."""
+    for option in reversed(_SAMPLING):
+        command = option(command)
+    return command
+
+
+def request_params(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of `sampling_options` as arguments of `Client.stream`."""
+    params = {key: value for key, value in options.items() if value is not None}
+    params["timeout_s"] = params.pop("timeout", None)
+    if not params["stop"]:
+        del params["stop"]
+    return params
+
+
+@contextmanager
+def connected(url: str, model: str) -> Iterator[Client]:
+    """Open a client; end the command with a line and an exit code when anything fails."""
+    try:
+        with Client(url, model) as client:
+            yield client
+    except InvalidRequest as error:
+        raise BadRequest(str(error)) from None
+    except OctavoClientError as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        click.echo(err=True)
+        raise click.exceptions.Exit(_INTERRUPTED) from None

@@ -1,0 +1,197 @@
+"""The blocking client: one connection, any number of streams, from any number of threads.
+
+Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from octavo_client.answer import Completion, Delta
+from octavo_client.codec import Prompt, decode_response, encode_request
+from octavo_client.errors import OctavoClientError
+from octavo_client.transport import (
+    DEFAULT_KEEPALIVE_S,
+    STREAM_CODERS,
+    STREAM_METADATA,
+    STREAM_METHOD,
+    StreamState,
+    channel_options,
+    closed_error,
+    time_limit,
+)
+
+
+class DeltaStream:
+    """The answer to one request, delta by delta; an iterator and a context manager.
+
+    Closing it, leaving its `with` block or dropping the last reference before the end cancels
+    the request on the server. One thread reads it; any thread may close it.
+    """
+
+    def __init__(self, client: Client, call: Any, timeout_s: float | None) -> None:
+        self._client = client  # a connection without owner would close under its streams
+        self._call = call
+        self._state = StreamState(client.url, timeout_s)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        if self._state.closed:
+            raise StopIteration
+        failure: OctavoClientError | None
+        try:
+            delta, self._state.complete = decode_response(next(self._call))
+            return delta
+        except StopIteration:
+            failure = self._state.end(None)
+        except grpc.RpcError as error:
+            failure = self._state.end(error)
+        except BaseException:
+            self.close()
+            raise
+        if failure is None:
+            raise StopIteration
+        raise failure
+
+    def close(self) -> None:
+        """Cancel the request on the server, unless it has ended; safe to call twice."""
+        self._state.closed = True
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Client:
+    """A connection to one model of one server; safe to use from many threads at once.
+
+    Args:
+        url: host and gRPC port.
+        timeout_s: limit of each request from sending to its last token; None means none.
+        keepalive_s: a server that has been silent for so long is pinged, and given up for
+            lost 10 s later. Stock servers drop a connection pinged more often than every 300 s.
+        credentials: `grpc.ChannelCredentials` for TLS; None means an unencrypted connection.
+    """
+
+    def __init__(
+        self,
+        url: str = "127.0.0.1:8001",
+        model: str = "octavo",
+        *,
+        timeout_s: float | None = None,
+        keepalive_s: float = DEFAULT_KEEPALIVE_S,
+        credentials: Any = None,
+    ) -> None:
+        self.url = url
+        self.model = model
+        self._timeout_s = time_limit(timeout_s, None)
+        options = channel_options(url, keepalive_s)
+        if credentials is None:
+            self._channel = grpc.insecure_channel(url, options)
+        else:
+            self._channel = grpc.secure_channel(url, credentials, options)
+        self._stream_call = self._channel.unary_stream(STREAM_METHOD, **STREAM_CODERS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        input_ids: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+        **params: Any,
+    ) -> DeltaStream:
+        """Send one request and return its answer as it grows.
+
+        Exactly one of `prompt`, `messages` and `input_ids` must be given.
+
+        Args:
+            prompt: text, used as it is.
+            messages: dicts with `role` and `content`; the server renders the chat template.
+            input_ids: the prompt as token ids.
+            timeout_s: overrides the client's; `math.inf` lifts it.
+            params: sampling parameters, such as `max_tokens`, `temperature`, `stop`.
+
+        Raises:
+            OctavoClientError: here if the request cannot be sent, else from the iterator.
+        """
+        return self._open(Prompt(prompt, messages, input_ids), True, timeout_s, params)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        input_ids: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+        **params: Any,
+    ) -> Completion:
+        """Send one request, wait for all of its answer and return it; arguments as in `stream`."""
+        with self._open(Prompt(prompt, messages, input_ids), False, timeout_s, params) as deltas:
+            return Completion.from_deltas(deltas)
+
+    def is_ready(self, timeout_s: float = 5.0) -> bool:
+        """Return whether the server answers within `timeout_s` that the model is loaded."""
+        request = service_pb2.ModelReadyRequest(name=self.model)
+        try:
+            return bool(self._stub.ModelReady(request, timeout=timeout_s).ready)
+        except grpc.RpcError:
+            return False
+        except ValueError:
+            raise closed_error(self.url) from None
+
+    def health(self, timeout_s: float = 10.0) -> float:
+        """Generate one token and return how long that took, in seconds.
+
+        Raises:
+            OctavoClientError: no token came within `timeout_s`, and why.
+        """
+        started = perf_counter()
+        self.generate("ok", timeout_s=timeout_s, max_tokens=1, temperature=0.0)
+        return perf_counter() - started
+
+    def close(self) -> None:
+        """Cancel all live streams and drop the connection; safe to call twice."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(
+        self, prompt: Prompt, stream: bool, timeout_s: float | None, params: Mapping[str, Any]
+    ) -> DeltaStream:
+        request = encode_request(self.model, prompt, stream, params)
+        limit = time_limit(timeout_s, self._timeout_s)
+        try:
+            call = self._stream_call(request, timeout=limit, metadata=STREAM_METADATA)
+        except ValueError:  # gRPC's answer to a call on a closed channel
+            raise closed_error(self.url) from None
+        return DeltaStream(self, call, limit)

@@ -1,0 +1,136 @@
+"""Requests and responses as tensors: the only file of the client that knows tensor names.
+
+Knows nothing of connections, threads or event loops.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from octavo_client.answer import Delta
+from octavo_client.errors import InvalidRequest, error_from_message
+
+_INT32_LIMIT = 2**31
+#: Asked for in every request, so that each response fills a whole `Delta`.
+_FLAGS_ALWAYS_SET = (
+    "exclude_input_in_output",
+    "return_token_ids",
+    "return_finish_reason",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Exactly one form of prompt: text, chat messages or token ids."""
+
+    text: str | None = None
+    """Used as it is."""
+    messages: Sequence[Mapping[str, str]] | None = None
+    """Chat messages with `role` and `content`; the server renders the chat template."""
+    input_ids: Sequence[int] | None = None
+    """Token ids, each in [0, 2**31)."""
+
+    def __post_init__(self) -> None:
+        forms = {"prompt": self.text, "messages": self.messages, "input_ids": self.input_ids}
+        given = [name for name, value in forms.items() if value is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise InvalidRequest(
+                f"a request needs exactly one of prompt, messages and input_ids but has {found}"
+            )
+
+
+def encode_request(model: str, prompt: Prompt, stream: bool, params: Mapping[str, Any]) -> Any:
+    """Build the `ModelInferRequest` of one request; a parameter of None counts as absent.
+
+    Raises:
+        InvalidRequest: a value cannot be sent at all. The server checks everything else.
+    """
+    request = service_pb2.ModelInferRequest(model_name=model)
+    _add_prompt(request, prompt)
+    given = {key: value for key, value in params.items() if value is not None}
+    _add_string(request, "sampling_parameters", _to_json("sampling parameters", given))
+    _add_flag(request, "stream", stream)
+    for name in _FLAGS_ALWAYS_SET:
+        _add_flag(request, name, True)
+    return request
+
+
+def decode_response(response: Any) -> tuple[Delta, bool]:
+    """Read one `ModelStreamInferResponse`; the flag says whether it is the request's last.
+
+    Raises:
+        OctavoClientError: the response is an error without a gRPC status.
+    """
+    if response.error_message:
+        raise error_from_message(response.error_message)
+    answer = response.infer_response
+    names = (output.name for output in answer.outputs)
+    raw = dict(zip(names, answer.raw_output_contents, strict=True))
+    delta = Delta(
+        text=_read_string(raw.get("text_output", b"")),
+        token_ids=_read_ints(raw.get("token_ids", b"")),
+        finish_reason=_read_string(raw.get("finish_reason", b"")) or None,
+        num_input_tokens=sum(_read_ints(raw.get("num_input_tokens", b""))),
+        num_output_tokens=sum(_read_ints(raw.get("num_output_tokens", b""))),
+    )
+    return delta, answer.parameters["triton_final_response"].bool_param
+
+
+def _add_prompt(request: Any, prompt: Prompt) -> None:
+    if prompt.text is not None:
+        _add_string(request, "text_input", prompt.text)
+    elif prompt.messages is not None:
+        _add_string(request, "messages", _to_json("messages", list(prompt.messages)))
+    elif prompt.input_ids is not None:
+        _add_token_ids(request, "input_ids", prompt.input_ids)
+
+
+def _add_string(request: Any, name: str, text: str) -> None:
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{name} is not valid Unicode: {error}") from None
+    tensor = request.inputs.add(name=name, datatype="BYTES", shape=[1])
+    tensor.contents.bytes_contents.append(data)
+
+
+def _add_flag(request: Any, name: str, value: bool) -> None:
+    tensor = request.inputs.add(name=name, datatype="BOOL", shape=[1])
+    tensor.contents.bool_contents.append(value)
+
+
+def _add_token_ids(request: Any, name: str, token_ids: Sequence[int]) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < _INT32_LIMIT:
+            raise InvalidRequest(f"{name} holds {token_id} but token ids lie in [0, 2**31)")
+    tensor = request.inputs.add(name=name, datatype="INT32", shape=[len(token_ids)])
+    tensor.contents.int_contents.extend(token_ids)
+
+
+def _to_json(what: str, value: object) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{what} cannot be written as JSON: {error}") from None
+
+
+def _read_string(raw: bytes) -> str:
+    # A string tensor is, for each element, a four-byte length and that many bytes.
+    if len(raw) < 4:
+        return ""
+    (length,) = struct.unpack_from("<I", raw)
+    return raw[4 : 4 + length].decode()
+
+
+def _read_ints(raw: bytes) -> tuple[int, ...]:
+    # Ids and counts are never negative, so INT32 and UINT32 read alike.
+    return struct.unpack(f"<{len(raw) // 4}I", raw)

@@ -1,0 +1,121 @@
+"""What both clients share of gRPC: the streaming call, channel options, and errors made ours.
+
+One request is one call of the server's streaming method, so that each request is cancelled
+alone, while all calls of a client share one connection. The method takes a stream of
+requests; a call that sends a single message looks the same on the wire and needs no thread
+to send it. Knows nothing of tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2
+
+from octavo_client.errors import (
+    InvalidRequest,
+    OctavoClientError,
+    RequestCancelled,
+    Unavailable,
+    error_from_status,
+)
+
+STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+STREAM_CODERS = {
+    "request_serializer": service_pb2.ModelInferRequest.SerializeToString,
+    "response_deserializer": service_pb2.ModelStreamInferResponse.FromString,
+}
+#: Without this header an error in mid-stream carries no status.
+STREAM_METADATA = (("triton_grpc_error", "true"),)
+
+#: A stock Triton server drops a connection that is pinged more often than every 300 s.
+DEFAULT_KEEPALIVE_S = 310.0
+_KEEPALIVE_TIMEOUT_S = 10.0
+_CONNECT_TIMEOUT_S = 5.0
+_MAX_RECONNECT_PAUSE_S = 1.0
+
+_LOOPBACK = ("127.", "localhost", "[::1]")
+
+
+def channel_options(url: str, keepalive_s: float) -> list[tuple[str, int]]:
+    """Return the options of a channel to `url` that pings a silent server every `keepalive_s`."""
+    if not keepalive_s > 0:
+        raise InvalidRequest(f"keepalive_s is {keepalive_s} but must be a positive number")
+    return [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.keepalive_time_ms", _milliseconds(keepalive_s)),
+        ("grpc.keepalive_timeout_ms", _milliseconds(_KEEPALIVE_TIMEOUT_S)),
+        ("grpc.http2.max_pings_without_data", 0),
+        # A restarted server is found again within a second, not after gRPC's two minutes.
+        ("grpc.min_reconnect_backoff_ms", _milliseconds(_CONNECT_TIMEOUT_S)),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", _milliseconds(_MAX_RECONNECT_PAUSE_S)),
+        # Clients of one process would otherwise share a connection behind each other's back.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0 if url.startswith(_LOOPBACK) else 1),
+    ]
+
+
+def time_limit(timeout_s: float | None, default_s: float | None) -> float | None:
+    """Return the limit of one request in seconds; None means no limit.
+
+    Raises:
+        InvalidRequest: the limit is not a positive number.
+    """
+    limit = default_s if timeout_s is None else timeout_s
+    if limit is None or limit == math.inf:
+        return None
+    if not limit > 0:
+        raise InvalidRequest(f"timeout_s is {limit} but must be a positive number")
+    return limit
+
+
+class StreamState:
+    """Where the stream of one request stands, and what the end of its call means."""
+
+    def __init__(self, url: str, timeout_s: float | None) -> None:
+        self.complete = False
+        """Whether the last response has been read."""
+        self.closed = False
+        """Whether nothing more will be read."""
+        self._url = url
+        self._timeout_s = timeout_s
+
+    def end(self, error: Exception | None) -> OctavoClientError | None:
+        """Close the stream because its call ended; return what to raise, None after a whole answer.
+
+        Args:
+            error: what gRPC raised; None when the call ended without an error.
+        """
+        closed_by_us, self.closed = self.closed, True
+        if self.complete:
+            return None
+        if closed_by_us:
+            return RequestCancelled("the stream was closed while it was read")
+        if isinstance(error, grpc.RpcError):
+            return error_from_call(error, self._url, self._timeout_s)
+        return Unavailable(f"server {self._url} ended the stream before its last response")
+
+
+def error_from_call(error: Any, url: str, timeout_s: float | None) -> OctavoClientError:
+    """Turn the `grpc.RpcError` of a call to `url` into the client's own exception."""
+    status, message = error.code().name, error.details() or "no details were given"
+    if message.startswith("failed to connect"):
+        message = f"no gRPC server answers at {url}: {message.rpartition(': ')[2]}"
+    elif status == "UNAVAILABLE":
+        message = f"server {url} is unavailable: {message}"
+    if status == "DEADLINE_EXCEEDED" and timeout_s is not None:
+        message = f"the request was not finished within {timeout_s:g} s and was cancelled"
+    return error_from_status(status, message)
+
+
+def closed_error(url: str) -> OctavoClientError:
+    """Return the exception for using a closed client."""
+    return OctavoClientError(f"the client for {url} is closed")
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(round(seconds * 1000), 2**31 - 1)
