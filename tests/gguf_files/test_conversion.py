@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from octavo.errors import ConfigError
+from octavo.model.gguf_checkpoint import convert_gguf
+
+MakeModel = Callable[..., Any]
+MakeGguf = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("qwen2", {}),
+        ("qwen3", {"tie_word_embeddings": True}),
+    ],
+)
+def test_a_converted_model_has_the_weights_and_logits_of_the_original(
+    arch: str,
+    options: dict[str, Any],
+    make_model: MakeModel,
+    make_gguf: MakeGguf,
+    tmp_path: Path,
+) -> None:
+    model = make_model(arch, **options)
+    sizes = {f"{arch}.attention.key_length": 4, f"{arch}.attention.value_length": 4}
+    convert_gguf(make_gguf(sizes, model), tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert again.state_dict().keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_values_are_rounded_to_the_nearest_bfloat16_and_ties_to_even(
+    make_model: MakeModel, make_gguf: MakeGguf, tmp_path: Path
+) -> None:
+    model = make_model("llama")
+    norm = model.model.norm.weight.data
+    norm[:4] = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -0.0])
+    convert_gguf(make_gguf(model=model), tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as tensors:
+        rounded = tensors.get_tensor("model.norm.weight")
+    assert rounded.dtype == torch.bfloat16
+    assert rounded[:3].tolist() == [1.0, 1 + 2**-6, 1 + 2**-7]
+    assert torch.signbit(rounded[3])
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("gpt-2", ["12", "3", "4", "5", "Ġ", "hi"]),
+        ("smollm", ["1", "2", "3", "4", "5", "Ġ", "hi"]),
+        ("qwen2", ["1", "2", "3", "4", "5", "Ġ", "hi"]),
+        ("llama-bpe", ["<bos>", "12", "3", "4", "5", "Ġ", "hi"]),
+    ],
+)
+def test_each_pre_tokeniser_cuts_digits_its_own_way(
+    pre: str, pieces: list[str], make_gguf: MakeGguf, tmp_path: Path
+) -> None:
+    convert_gguf(make_gguf({"tokenizer.ggml.pre": pre}), tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.tokenize("12345 hi", add_special_tokens=True) == pieces
+
+
+def test_control_and_user_tokens_are_matched_in_text_and_only_control_ones_are_special(
+    tiny_gguf: Path, tmp_path: Path
+) -> None:
+    convert_gguf(tiny_gguf, tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer.encode("<eos>hi<tool>")
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<eos>", "hi", "<tool>"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "hi<tool>"
+
+
+def test_a_first_token_is_added_when_the_file_asks_for_it(
+    make_gguf: MakeGguf, tmp_path: Path
+) -> None:
+    asked = {"tokenizer.ggml.add_bos_token": True}
+    convert_gguf(make_gguf(asked), tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode("hi")) == ["<bos>", "hi"]
+
+
+def test_end_of_turn_and_end_of_text_both_end_a_text(make_gguf: MakeGguf, tmp_path: Path) -> None:
+    both = {"tokenizer.ggml.eot_token_id": 5}
+    convert_gguf(make_gguf(both), tmp_path)
+    config = json.loads((tmp_path / "generation_config.json").read_text())
+    assert config["eos_token_id"] == [1, 5]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({"general.architecture": "bloom"}, "architecture 'bloom' is not supported; allowed are"),
+        ({"tokenizer.ggml.pre": "odd"}, "pre-tokeniser 'odd' is not supported; allowed are gpt-2"),
+        ({"tokenizer.ggml.pre": None}, "pre-tokeniser 'absent' is not supported"),
+        ({"tokenizer.ggml.model": "bert"}, "tokenizer model 'bert' is not supported"),
+        ({"llama.block_count": None}, "has no 'llama.block_count' in its metadata"),
+        ({"llama.rope.scaling.type": "yarn"}, "llama.rope.scaling.type is not supported"),
+        (
+            {"llama.rope.dimension_count": 2},
+            "rope.dimension_count is 2 but must be the head size, 4",
+        ),
+        ({"tokenizer.ggml.eos_token_id": 999}, "eos token is 999 but the vocabulary has 261"),
+        ({"tokenizer.ggml.tokens": ["a", "a"]}, "vocabulary has 2 tokens, 1 of them distinct"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    metadata: dict[str, Any], reason: str, make_gguf: MakeGguf, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        convert_gguf(make_gguf(metadata), tmp_path)
+
+
+def test_an_unknown_tensor_is_refused_by_name(
+    make_model: MakeModel, make_gguf: MakeGguf, tmp_path: Path
+) -> None:
+    model = make_model("llama")
+    model.model.layers[0].router = torch.nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"tensor 'blk.0.ffn_gate_inp.weight' is not supported"):
+        convert_gguf(make_gguf(model=model), tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"PK\x03\x04" + bytes(100)])
+def test_a_file_that_is_not_gguf_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="is not a whole GGUF file"):
+        convert_gguf(path, tmp_path)
+
+
+def test_a_truncated_file_is_refused(tiny_gguf: Path, tmp_path: Path) -> None:
+    content = tiny_gguf.read_bytes()
+    for size in (len(content) // 100, len(content) // 2, len(content) - 1):
+        tiny_gguf.write_bytes(content[:size])
+        with pytest.raises(ConfigError, match="is not a whole GGUF file"):
+            convert_gguf(tiny_gguf, tmp_path)
