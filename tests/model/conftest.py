@@ -23,6 +23,7 @@ TINY = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
     "initializer_range": 0.15,
+    "eos_token_id": None,
 }
 MODELS = {
     "llama": transformers.LlamaForCausalLM,

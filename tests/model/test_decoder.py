@@ -59,7 +59,7 @@ def reference_continuation(model, prompt, num_tokens):
     output = model.generate(
         torch.tensor([prompt]),
         generation_config=transformers.GenerationConfig(
-            max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+            max_new_tokens=num_tokens, do_sample=False, pad_token_id=0
         ),
     )
     return output[0, len(prompt) :].tolist()

@@ -45,7 +45,7 @@ def test_a_row_has_the_same_bits_at_any_place_among_the_rows(dtype, layout):
         assert torch.equal(linear(x[start:]), everything[start:]), start
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 40])
+@pytest.mark.parametrize("count", [1, 3, 40])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_result_is_the_product_plus_the_bias(dtype, count, layout):
     weight, bias, x = random_linear(dtype, 33, 50)

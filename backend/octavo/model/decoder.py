@@ -120,7 +120,8 @@ class Decoder:
         spec, layer = self.spec, self.weights.layers[index]
         num_tokens = hidden.shape[0]
         heads = layer.qkv(hidden).view(num_tokens, -1, spec.head_dim)
-        q, k, v = heads.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+        first_key, first_value = spec.num_heads, spec.num_heads + spec.num_kv_heads
+        q, k, v = heads[:, :first_key], heads[:, first_key:first_value], heads[:, first_value:]
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm(q, layer.q_norm, spec.rms_norm_eps)
             k = rms_norm(k, layer.k_norm, spec.rms_norm_eps)

@@ -45,7 +45,7 @@ class PackedLinear:
         self._min_rows = _MIN_ROWS_FLOAT32 if weight.dtype == torch.float32 else 1
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x @ weight.T + bias, [rows, out], for x [rows, in] of the weight's dtype."""
+        """Return x @ weight.T + bias, [rows, out], for x [rows >= 1, in] of its dtype."""
         if self._packed is not None:
             num_rows = x.shape[0]
             if num_rows >= self._min_rows:
@@ -60,7 +60,7 @@ class PackedLinear:
 
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:
     """Return the weight in oneDNN's layout, or None where this machine cannot use one."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu":
         return None
     try:
         packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight.default(
@@ -87,5 +87,6 @@ def _multiply_tiles(
 ) -> torch.Tensor:
     num_rows = x.shape[0]
     padded = F.pad(x, (0, 0, 0, -num_rows % _PLAIN_TILE_ROWS))
-    products = [F.linear(tile, weight, bias) for tile in padded.split(_PLAIN_TILE_ROWS)]
+    starts = range(0, padded.shape[0], _PLAIN_TILE_ROWS)
+    products = [F.linear(padded[i : i + _PLAIN_TILE_ROWS], weight, bias) for i in starts]
     return torch.cat(products)[:num_rows]
