@@ -1,0 +1,162 @@
+"""`octavo serve` as a user runs it: one foreground process, signals, and hard kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from octavo.local.guardian import processes_of
+from octavo.local.triton_server import TritonServer
+
+pytestmark = pytest.mark.e2e
+
+OCTAVO = Path(sys.executable).parent / "octavo"
+Serve = Callable[..., subprocess.Popen[str]]
+Leftovers = Callable[[str], list[str]]
+Become = Callable[[Callable[[], bool]], bool]
+
+
+@pytest.fixture
+def serve(echo_repository: Path, runtimes: Path) -> Iterator[Serve]:
+    """Return a function that runs `octavo serve` on free ports; it is killed after the test."""
+    launchers: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str, repository: Path = echo_repository) -> subprocess.Popen[str]:
+        ports = "--http-port 0 --grpc-port 0 --metrics-port 0 --grace 5".split()
+        command = [str(OCTAVO), "serve", "--repository", str(repository), *ports, *arguments]
+        launchers.append(
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return launchers[-1]
+
+    yield run
+    for launcher in launchers:
+        launcher.kill()
+        launcher.communicate()
+
+
+def wait_for_greeting(launcher: subprocess.Popen[str], runtimes: Path) -> str:
+    """Read standard output up to the endpoints; return the name of the server's runtime."""
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline().startswith("Octavo is ready after ")
+    (runtime,) = runtimes.iterdir()
+    return runtime.name
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_signal_ends_everything_with_status_0(
+    serve: Serve, runtimes: Path, leftovers: Leftovers, number: signal.Signals
+) -> None:
+    launcher = serve()
+    name = wait_for_greeting(launcher, runtimes)
+    launcher.send_signal(number)
+    _, errors = launcher.communicate(timeout=10.0)
+    assert launcher.returncode == 0
+    assert errors.splitlines()[-1] == "stopped"
+    assert leftovers(name) == []
+    assert list(runtimes.iterdir()) == []
+
+
+def test_a_second_signal_ends_the_grace_period(
+    serve: Serve, runtimes: Path, leftovers: Leftovers
+) -> None:
+    launcher = serve("--grace", "60")
+    name = wait_for_greeting(launcher, runtimes)
+    started = time.monotonic()
+    launcher.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=10.0)
+    assert launcher.returncode == 0
+    assert time.monotonic() - started < 2.0, "a clean end takes Triton about three seconds"
+    assert leftovers(name) == []
+
+
+def test_a_signal_during_start_is_obeyed(serve: Serve, runtimes: Path, become: Become) -> None:
+    launcher = serve()
+    assert become(lambda: any(runtimes.iterdir()))
+    launcher.send_signal(signal.SIGTERM)
+    output, _ = launcher.communicate(timeout=10.0)
+    assert (launcher.returncode, output) == (0, "")
+    assert list(runtimes.iterdir()) == []
+
+
+def test_a_killed_server_ends_the_launcher_with_status_1_and_a_reason(
+    serve: Serve, runtimes: Path, leftovers: Leftovers
+) -> None:
+    launcher = serve()
+    name = wait_for_greeting(launcher, runtimes)
+    os.kill(server_of(name), signal.SIGKILL)
+    _, errors = launcher.communicate(timeout=10.0)
+    assert launcher.returncode == 1
+    assert errors.splitlines()[-1] == (
+        "Error: the server was killed by SIGKILL; nothing of it is left running"
+    )
+    assert leftovers(name) == []
+
+
+def test_a_failed_load_ends_with_status_1_and_the_reason(
+    serve: Serve, runtimes: Path, broken_repository: Path
+) -> None:
+    launcher = serve(repository=broken_repository)
+    output, errors = launcher.communicate(timeout=20.0)
+    assert (launcher.returncode, output) == (1, "")
+    assert errors.splitlines()[-1].endswith(
+        "model 'broken' cannot be loaded: ValueError: checkpoint /nowhere has no config.json"
+    )
+    assert list(runtimes.iterdir()) == []
+
+
+def test_nothing_outlives_a_killed_launcher(
+    serve: Serve, runtimes: Path, leftovers: Leftovers, become: Become
+) -> None:
+    launcher = serve()
+    name = wait_for_greeting(launcher, runtimes)
+    launcher.kill()
+    assert become(lambda: not leftovers(name) and not any(runtimes.iterdir()))
+
+
+def test_the_next_start_sweeps_what_a_killed_launcher_and_guardian_left(
+    serve: Serve,
+    make_server: Callable[..., TritonServer],
+    runtimes: Path,
+    leftovers: Leftovers,
+) -> None:
+    launcher = serve()
+    name = wait_for_greeting(launcher, runtimes)
+    guardian = parent_of(server_of(name))
+    os.kill(launcher.pid, signal.SIGSTOP)
+    os.kill(guardian, signal.SIGKILL)
+    launcher.kill()
+    launcher.wait()
+    assert leftovers(name) != []
+    make_server().start()
+    assert leftovers(name) == []
+    assert not (runtimes / name).exists()
+
+
+def server_of(name: str) -> int:
+    """Return the process id of `tritonserver` itself."""
+    (pid,) = (pid for pid in processes_of(name) if is_server(pid))
+    return pid
+
+
+def is_server(pid: int) -> bool:
+    return Path(f"/proc/{pid}/comm").read_text().strip() == "tritonserver"
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

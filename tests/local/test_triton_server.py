@@ -1,0 +1,161 @@
+"""A real server starts, answers and ends, and nothing of it outlives it whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+
+from octavo.errors import ConfigError, LaunchError
+from octavo.local.triton_server import TritonServer
+
+pytestmark = pytest.mark.e2e
+
+MakeServer = Callable[..., TritonServer]
+Leftovers = Callable[[str], list[str]]
+Become = Callable[[Callable[[], bool]], bool]
+
+
+def post(url: str, body: dict[str, object]) -> bytes:
+    request = urllib.request.Request(url, data=json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=5.0) as answer:
+        return bytes(answer.read())
+
+
+def echo(server: TritonServer, text: str) -> str:
+    answer = post(f"{server.http_url}/v2/models/echo/generate", {"text_input": text})
+    return str(json.loads(answer)["text_output"])
+
+
+def stream_one_request(server: TritonServer) -> triton_grpc.InferenceServerClient:
+    """Answer one request on a gRPC stream and leave the stream open."""
+    client = triton_grpc.InferenceServerClient(server.grpc_url)
+    answers: queue.Queue[object] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put(error or result))
+    text = triton_grpc.InferInput("text_input", [1], "BYTES")
+    text.set_data_from_numpy(np.array([b"hello"], dtype=np.object_))
+    client.async_stream_infer("echo", [text])
+    answer = answers.get(timeout=5.0)
+    assert isinstance(answer, triton_grpc.InferResult)
+    assert answer.as_numpy("text_output").tolist() == [b"hello"]
+    return client
+
+
+def only_runtime(runtimes: Path) -> str:
+    (runtime,) = runtimes.iterdir()
+    return runtime.name
+
+
+def test_server_answers_and_leaves_nothing_after_stop(
+    make_server: MakeServer, runtimes: Path, leftovers: Leftovers
+) -> None:
+    with make_server(grace_s=10.0) as server:
+        assert server.wait_ready(20.0)
+        name = only_runtime(runtimes)
+        assert echo(server, "héllo") == "héllo"
+        with urllib.request.urlopen(server.metrics_url, timeout=5.0) as metrics:
+            assert b"nv_inference_count" in metrics.read()
+        assert len(leftovers(name)) >= 4, "server, stub, its child and shared memory"
+    assert leftovers(name) == []
+    assert list(runtimes.iterdir()) == []
+
+
+def test_two_servers_run_side_by_side(make_server: MakeServer) -> None:
+    one, two = make_server(), make_server()
+    one.start()
+    two.start()
+    for server in (one, two):
+        server.wait_ready(20.0)
+    one.kill()
+    assert echo(two, "still here") == "still here"
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc", "metrics"])
+def test_taken_port_is_refused_before_anything_starts(
+    make_server: MakeServer, runtimes: Path, taken_port: int, kind: str
+) -> None:
+    server = make_server(**{f"{kind}_port": taken_port})
+    with pytest.raises(ConfigError, match=f"^{kind} port {taken_port} of 127.0.0.1 .* in use"):
+        server.start()
+    assert list(runtimes.iterdir()) == []
+
+
+def test_failed_load_tells_the_models_reason_and_leaves_nothing(
+    make_server: MakeServer, broken_repository: Path, runtimes: Path, leftovers: Leftovers
+) -> None:
+    server = make_server(repository=broken_repository)
+    server.start()
+    name = only_runtime(runtimes)
+    reason = "model 'broken' cannot be loaded: ValueError: checkpoint /nowhere has no config.json"
+    with pytest.raises(LaunchError, match=reason):
+        server.wait_ready(20.0)
+    assert leftovers(name) == []
+    assert list(runtimes.iterdir()) == []
+
+
+def test_mistaken_flag_is_named(make_server: MakeServer) -> None:
+    server = make_server(flags=("--no-such-flag",))
+    server.start()
+    with pytest.raises(LaunchError, match="unrecognized option '--no-such-flag'"):
+        server.wait_ready(20.0)
+
+
+def test_stop_keeps_its_grace_period_while_a_client_holds_a_stream_open(
+    make_server: MakeServer, runtimes: Path, leftovers: Leftovers
+) -> None:
+    server = make_server(grace_s=1.0)
+    server.start()
+    server.wait_ready(20.0)
+    name = only_runtime(runtimes)
+    client = stream_one_request(server)
+    started = time.monotonic()
+    assert not server.stop(), "the server alone would hang for as long as the stream is open"
+    assert time.monotonic() - started < 3.0
+    assert leftovers(name) == []
+    assert list(runtimes.iterdir()) == []
+    client.close()
+
+
+@pytest.mark.parametrize("victim", ["server", "guardian"])
+def test_nothing_outlives_a_killed_process(
+    make_server: MakeServer, runtimes: Path, leftovers: Leftovers, become: Become, victim: str
+) -> None:
+    server = make_server()
+    server.start()
+    server.wait_ready(20.0)
+    name = only_runtime(runtimes)
+    parent = int(Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(server.pid if victim == "server" else parent, signal.SIGKILL)
+    assert become(lambda: server.poll() is not None)
+    server.kill()
+    assert leftovers(name) == []
+    assert list(runtimes.iterdir()) == []
+
+
+def test_explicit_model_control_loads_and_unloads(make_server: MakeServer, become: Become) -> None:
+    server = make_server(flags=("--model-control-mode=explicit", "--load-model=echo"))
+    server.start()
+    server.wait_ready(20.0)
+    assert echo(server, "a") == "a"
+    post(f"{server.http_url}/v2/repository/models/echo/unload", {})
+
+    def is_unloaded() -> bool:
+        try:
+            echo(server, "b")
+        except urllib.error.HTTPError:
+            return True
+        return False
+
+    assert become(is_unloaded)
+    post(f"{server.http_url}/v2/repository/models/echo/load", {})
+    assert echo(server, "c") == "c"
