@@ -14,7 +14,7 @@ import click
 
 from octavo import __version__
 from octavo.errors import OctavoError
-from octavo_client import cli as client_cli
+from octavo_client.cli import COMMANDS
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -69,5 +69,5 @@ def serve(log_level: str, verbose: bool, flags: tuple[str, ...], **options: obje
         raise click.ClickException(str(error)) from None
 
 
-for command in client_cli.COMMANDS:
+for command in COMMANDS:
     main.add_command(command)

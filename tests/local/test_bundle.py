@@ -1,0 +1,60 @@
+"""The bundled server's parts are laid out for the running interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo.errors import ConfigError
+from octavo.local import bundle
+from octavo.local.server_options import ServerOptions
+
+
+def test_backends_hold_copies_for_this_interpreter(tmp_path: Path) -> None:
+    bundle.write_backends(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "python").iterdir()) == [
+        "libtriton_python.so",
+        "triton_python_backend_stub",
+        "triton_python_backend_utils.py",
+    ]
+    assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
+    assert os.access(tmp_path / "python" / "triton_python_backend_stub", os.X_OK)
+    assert "from octavo.triton_model.model import" in (tmp_path / "octavo/model.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "options"),
+    [
+        (None, "KIND_CPU", {"model": "demo"}),
+        ("cpu", "KIND_CPU", {"model": "demo", "device": "cpu"}),
+        ("cuda", "KIND_MODEL", {"model": "demo", "device": "cuda"}),
+    ],
+)
+def test_repository_holds_one_model(
+    tmp_path: Path, device: str | None, kind: str, options: dict[str, str]
+) -> None:
+    bundle.write_repository(tmp_path, "demo", device)
+    config = (tmp_path / "octavo" / "config.pbtxt").read_text()
+    assert 'backend: "octavo"' in config
+    assert f"kind: {kind}" in config
+    assert json.loads((tmp_path / "octavo/1/engine.json").read_text()) == options
+
+
+def test_environment_puts_this_interpreter_and_the_wheels_libraries_first() -> None:
+    environment = bundle.server_environment({"PATH": "/bin", "LD_LIBRARY_PATH": "/own", "A": "b"})
+    assert environment["PATH"] == f"{Path(sys.executable).parent}:/bin"
+    libraries = environment["LD_LIBRARY_PATH"].split(":")
+    assert libraries[0].endswith("nvidia_pytriton.libs")
+    assert libraries[-1] == "/own"
+    assert environment["A"] == "b"
+
+
+@pytest.mark.parametrize("flag", ["--http-port=9", "--metrics-address", "--allow-http=false"])
+def test_a_flag_that_repeats_an_option_is_refused(flag: str) -> None:
+    name = flag.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"^flag {name} is set by octavo itself"):
+        ServerOptions(flags=(flag,))

@@ -1,0 +1,40 @@
+"""The `octavo` command joins the client's commands and `serve`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from octavo import __version__
+from octavo.cli import main
+
+
+def test_commands_are_the_clients_and_serve() -> None:
+    assert sorted(main.commands) == ["chat", "generate", "health", "serve"]
+
+
+def test_version_is_the_packages() -> None:
+    assert CliRunner().invoke(main, ["--version"]).output == f"octavo, version {__version__}\n"
+
+
+def test_import_costs_no_torch() -> None:
+    code = "import sys, octavo.cli; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_serve_without_the_extras_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = CliRunner().invoke(main, ["serve"])
+    assert result.exit_code == 1
+    assert "pip install 'octavo[server,local]'" in result.output
+
+
+def test_serve_refuses_a_flag_that_has_an_option() -> None:
+    result = CliRunner().invoke(main, ["serve", "--", "--grpc-port=1"])
+    assert (result.exit_code, result.output) == (
+        1,
+        "Error: flag --grpc-port is set by octavo itself; use its option instead\n",
+    )
