@@ -128,6 +128,23 @@ def test_a_leading_space_is_kept_after_a_prompt_and_dropped_at_a_beginning(
     assert stream(tokenizer, [start], [hello, start, hello]) == ["hello", "", " hello", ""]
 
 
+@pytest.mark.parametrize("context", [["a", ""], ["a", "<0xE4>"], ["a", "", "<s>"]])
+def test_a_leading_space_is_kept_after_tokens_that_hide_the_text_before(
+    context: list[str], tokenizers: dict[str, Tokenizer]
+) -> None:
+    tokenizer = tokenizers["llama"]
+    ids = ids_of(tokenizer, "▁hello")
+    assert "".join(stream(tokenizer, ids_of(tokenizer, *context), ids)) == " hello"
+
+
+def test_a_beginning_lasts_until_there_is_text(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["llama"]
+    empty, space, hello = ids_of(tokenizer, "", "▁", "▁hello")
+    assert stream(tokenizer, [], [empty, hello, hello]) == ["", "hello", " hello", ""]
+    assert stream(tokenizer, [], [space, hello]) == ["", " hello", ""]
+    assert stream(tokenizer, [empty], [empty, hello]) == ["", "hello", ""]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_tokens_and_unknown_ids_give_no_text(
     kind: str, tokenizers: dict[str, Tokenizer]
