@@ -109,3 +109,10 @@ def test_two_processes_at_once_convert_once(tiny_gguf: Path, cache: Path) -> Non
 def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"GGUF file .*none.gguf does not exist"):
         gguf_checkpoint(tmp_path / "none.gguf")
+
+
+def test_a_cache_that_cannot_be_written_is_a_config_error(tiny_gguf: Path, cache: Path) -> None:
+    cache.parent.parent.mkdir()
+    cache.parent.write_text("a file where a folder should be")
+    with pytest.raises(ConfigError, match=r"no checkpoint can be written .* set XDG_CACHE_HOME"):
+        gguf_checkpoint(tiny_gguf)

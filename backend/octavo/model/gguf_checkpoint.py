@@ -47,19 +47,25 @@ def gguf_checkpoint(path: Path) -> Path:
     under a lock that ends with the process that holds it.
 
     Raises:
-        ConfigError: the file cannot be read, or what it holds is not supported.
+        ConfigError: the file cannot be read, what it holds is not supported, or there is no room.
     """
     if not path.is_file():
         raise ConfigError(f"GGUF file {path} does not exist")
     cache = _cache_directory()
-    cache.mkdir(parents=True, exist_ok=True)
     directory = cache / f"{path.stem}-{_content_key(path)}"
     if _is_whole(directory):
         return directory
-    with (cache / f"{directory.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _is_whole(directory):
-            _convert_into_place(path, directory)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / f"{directory.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_whole(directory):
+                _convert_into_place(path, directory)
+    except OSError as error:
+        raise ConfigError(
+            f"no checkpoint can be written to {cache}: {error}; "
+            "set XDG_CACHE_HOME to a folder that is writable and has room"
+        ) from error
     return directory
 
 

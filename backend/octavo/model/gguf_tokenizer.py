@@ -87,12 +87,7 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
         ]
     )
     if file.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
-        bos = _named_token(file, tokens, "bos")
-        if bos is None:
-            raise ConfigError(f"{file.path.name} wants a bos token added but names none")
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, vocabulary[bos])]
-        )
+        tokenizer.post_processor = _begin_with_bos(file, tokens)
     return tokenizer
 
 
@@ -115,6 +110,17 @@ def write_tokenizer(file: GgufFile, directory: Path) -> None:
         config["chat_template"] = template
     path = directory / "tokenizer_config.json"
     path.write_text(json.dumps(config, ensure_ascii=False, indent=2), encoding="utf-8")
+
+
+def _begin_with_bos(file: GgufFile, tokens: list[str]) -> Any:
+    bos = _named_token(file, tokens, "bos")
+    if bos is None:
+        raise ConfigError(f"{file.path.name} wants a bos token added but names none")
+    return processors.TemplateProcessing(
+        single=f"{bos} $A",
+        pair=f"{bos} $A {bos} $B",
+        special_tokens=[(bos, tokens.index(bos))],
+    )
 
 
 def _named_token(file: GgufFile, tokens: list[str], name: str) -> str | None:
