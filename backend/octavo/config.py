@@ -10,12 +10,13 @@ import ast
 import difflib
 import inspect
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, shown
 
 ENVIRONMENT_PREFIX = "OCTAVO_"
 
@@ -29,7 +30,7 @@ UNSUPPORTED_OPTIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Options of one engine.
+    """Options of one engine; numbers and booleans may be given as strings.
 
     Raises:
         ConfigError: a value is of the wrong type or out of range.
@@ -67,14 +68,14 @@ class EngineConfig:
     """Seconds running requests get to finish when the model is unloaded."""
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = _read(field.name, str(field.type), getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
         self._check("model", bool(self.model), "a checkpoint path, a hub id or 'demo'")
         dtypes = ("auto", "bfloat16", "float16", "float32")
         self._check("dtype", self.dtype in dtypes, f"one of {', '.join(dtypes)}")
-        kind, _, index = self.device.partition(":")
-        device_ok = kind in ("auto", "cpu", "cuda") and (not index or kind == "cuda")
-        self._check(
-            "device", device_ok and (not index or index.isdecimal()), "auto, cpu, cuda or cuda:N"
-        )
+        device_ok = re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device) is not None
+        self._check("device", device_ok, "auto, cpu, cuda or cuda:N")
         size = self.block_size
         self._check(
             "block_size",
@@ -86,41 +87,40 @@ class EngineConfig:
         self._check(
             "drain_timeout_s", 0.0 <= self.drain_timeout_s <= 3600.0, "seconds from 0 to 3600"
         )
-        for name in (
-            "num_kv_blocks",
-            "kv_cache_memory_bytes",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_model_len",
-            "default_max_tokens",
-            "cpu_threads",
-        ):
-            value = getattr(self, name)
-            self._check(name, value is None or value >= 1, "a positive integer")
+        self._check_counts()
         self._check(
             "max_num_batched_tokens",
             self.max_num_batched_tokens >= self.max_num_seqs,
             f"at least max_num_seqs ({self.max_num_seqs})",
         )
 
+    def _check_counts(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            limit = 2**63 - 1 if field.name.endswith("_bytes") else 2**31 - 1
+            if str(field.type).startswith("int") and value is not None:
+                allowed = f"an integer from 1 to {limit:,}"
+                self._check(field.name, 1 <= value <= limit, allowed)
+
     def _check(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:
-            raise ConfigError(f"option {name} is {getattr(self, name)!r} but must be {allowed}")
+            value = shown(getattr(self, name))
+            raise ConfigError(f"option {name} is {value} but must be {allowed}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:
         """Build from options whose values may be typed or strings; unknown names are refused."""
-        kinds = {field.name: str(field.type) for field in fields(cls)}
+        known = sorted(field.name for field in fields(cls))
         for name in values:
             if name in UNSUPPORTED_OPTIONS:
                 raise ConfigError(f"option {name!r} is not supported yet; remove it")
-            if name not in kinds:
-                raise ConfigError(_unknown_option(name, sorted(kinds)))
+            if name not in known:
+                raise ConfigError(_unknown_option(name[:64], known))
         if "model" not in values:
             raise ConfigError(
                 "option 'model' is missing; name a checkpoint path, a hub id or 'demo'"
             )
-        return cls(**{name: _read(name, kinds[name], value) for name, value in values.items()})
+        return cls(**values)
 
     @classmethod
     def load(
@@ -131,8 +131,8 @@ class EngineConfig:
     ) -> EngineConfig:
         """Read `engine.json`, overridden by config.pbtxt parameters, then by the environment."""
         try:
-            values = json.loads(engine_json.read_text()) if engine_json.exists() else {}
-        except (OSError, ValueError) as error:
+            values = json.loads(engine_json.read_bytes()) if engine_json.exists() else {}
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{engine_json} cannot be read as JSON: {error}") from None
         if not isinstance(values, dict):
             raise ConfigError(f"{engine_json} must hold a JSON object of engine options")
@@ -157,6 +157,12 @@ def option_docs() -> list[tuple[str, str, str]]:
     ]
 
 
+def option_table() -> str:
+    """Return the options as a Markdown table."""
+    rows = [f"| `{name}` | `{default}` | {text} |\n" for name, default, text in option_docs()]
+    return "| option | default | meaning |\n|---|---|---|\n" + "".join(rows)
+
+
 def _unknown_option(name: str, known: list[str]) -> str:
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
@@ -169,7 +175,7 @@ def _read(name: str, kind: str, value: Any) -> Any:
         return None
     base = kind.removesuffix(" | None")
     allowed = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string"}
-    error = ConfigError(f"option {name} is {value!r} but must be {allowed[base]}")
+    error = ConfigError(f"option {name} is {shown(value)} but must be {allowed[base]}")
     if base == "bool":
         words = {"true": True, "false": False, "1": True, "0": False}
         if isinstance(value, bool):

@@ -68,3 +68,11 @@ _CODES: tuple[tuple[type[OctavoError], str], ...] = (
 def code_of(error: BaseException) -> str:
     """Return the name of the server code that `error` answers with."""
     return next((code for kind, code in _CODES if isinstance(error, kind)), "INTERNAL")
+
+
+def shown(value: object) -> str:
+    """Return `value` as an error message shows it: its repr, cut to 80 characters."""
+    try:
+        return repr(value)[:80]
+    except ValueError:  # an integer of more digits than Python agrees to print
+        return "a number of thousands of digits"

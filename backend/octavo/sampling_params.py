@@ -9,15 +9,18 @@ import difflib
 import json
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, shown
 
 MAX_STOP_STRINGS = 256
 MAX_STOP_STRING_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 256
+
+_INT32_MAX = 2**31 - 1
+_POSITIVE = f"an integer from 1 to {_INT32_MAX:,}"
 
 #: Keys of the contract that a later version will take; refused rather than ignored.
 UNSUPPORTED_KEYS = frozenset(
@@ -30,7 +33,7 @@ UNSUPPORTED_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling and stopping of one request.
+    """Sampling and stopping of one request; numbers may be given as strings, lists as one item.
 
     Raises:
         InvalidRequest: a value is of the wrong type or out of range.
@@ -60,16 +63,19 @@ class SamplingParams:
     """Report the log-probability of each sampled token (before temperature and filters)."""
 
     def __post_init__(self) -> None:
-        _check_range("temperature", self.temperature, 0.0, 1e6, "a finite number of at least 0")
-        _check_range("top_k", self.top_k, -1, 2**31 - 1, "-1 or 0 (all) or a positive integer")
+        for field in fields(self):
+            value = _READERS_BY_TYPE[str(field.type)](field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+        _check_range("temperature", self.temperature, 0.0, 1e6, "a number in [0, 1,000,000]")
+        _check_range("top_k", self.top_k, -1, _INT32_MAX, f"-1 or 0 (all) or {_POSITIVE}")
         _check_range("top_p", self.top_p, math.ulp(0.0), 1.0, "a number in (0, 1]")
         _check_range("min_p", self.min_p, 0.0, 1.0, "a number in [0, 1]")
         if self.seed is not None:
             _check_range("seed", self.seed, -(2**63), 2**63 - 1, "a signed 64-bit integer")
         if self.max_tokens is not None:
-            _check_range("max_tokens", self.max_tokens, 1, 2**31 - 1, "a positive integer")
-        limit = 2**31 - 1 if self.max_tokens is None else self.max_tokens
-        _check_range("min_tokens", self.min_tokens, 0, limit, f"an integer in [0, {limit}]")
+            _check_range("max_tokens", self.max_tokens, 1, _INT32_MAX, _POSITIVE)
+        limit = _INT32_MAX if self.max_tokens is None else self.max_tokens
+        _check_range("min_tokens", self.min_tokens, 0, limit, f"an integer in [0, {limit:,}]")
         self._check_stops()
 
     def _check_stops(self) -> None:
@@ -89,7 +95,9 @@ class SamplingParams:
                 f"but at most {MAX_STOP_TOKEN_IDS} are allowed"
             )
         for token_id in self.stop_token_ids:
-            _check_range("stop_token_ids", token_id, 0, 2**31 - 1, "token ids of at least 0")
+            _check_range(
+                "stop_token_ids", token_id, 0, _INT32_MAX, f"token ids in [0, {_INT32_MAX:,}]"
+            )
 
     @property
     def greedy(self) -> bool:
@@ -128,29 +136,24 @@ class SamplingParams:
         for key in values:
             if key in UNSUPPORTED_KEYS:
                 raise InvalidRequest(f"sampling parameter {key!r} is not supported yet")
-            if key not in _READERS:
-                raise InvalidRequest(_unknown_key(key))
-        read: dict[str, Any] = {
-            key: _READERS[key](key, value) for key, value in values.items() if value is not None
-        }
-        return cls(**read)
+            if key not in _KEYS:
+                raise InvalidRequest(_unknown_key(key[:64]))
+        return cls(**{key: value for key, value in values.items() if value is not None})
 
 
 def _unknown_key(key: str) -> str:
-    known = sorted(_READERS)
-    nearest = difflib.get_close_matches(key, known, n=1)
+    nearest = difflib.get_close_matches(key, _KEYS, n=1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return f"unknown sampling parameter {key[:64]!r}{hint} (known: {', '.join(known)})"
+    return f"unknown sampling parameter {key!r}{hint} (known: {', '.join(_KEYS)})"
 
 
 def _check_range(key: str, value: float, low: float, high: float, allowed: str) -> None:
     if not low <= value <= high:  # NaN fails every comparison
-        raise InvalidRequest(f"{key} is {value} but must be {allowed}")
+        raise _refuse(key, value, allowed)
 
 
 def _refuse(key: str, value: object, allowed: str) -> InvalidRequest:
-    shown = repr(value)
-    return InvalidRequest(f"{key} is {shown[:80]} but must be {allowed}")
+    return InvalidRequest(f"{key} is {shown(value)} but must be {allowed}")
 
 
 def _read_float(key: str, value: object) -> float:
@@ -171,6 +174,10 @@ def _read_int(key: str, value: object) -> int:
         return int(value)
     except ValueError:
         raise _refuse(key, value, "an integer") from None
+
+
+def _read_optional_int(key: str, value: object) -> int | None:
+    return None if value is None else _read_int(key, value)
 
 
 def _read_bool(key: str, value: object) -> bool:
@@ -194,17 +201,13 @@ def _read_ints(key: str, value: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(_read_int(key, item) for item in items))
 
 
-_READERS_BY_TYPE = {
+_READERS_BY_TYPE: dict[str, Callable[[str, object], object]] = {
     "float": _read_float,
     "int": _read_int,
-    "int | None": _read_int,
+    "int | None": _read_optional_int,
     "bool": _read_bool,
     "tuple[str, ...]": _read_strings,
     "tuple[int, ...]": _read_ints,
 }
-#: How the value of each accepted key is read.
-_READERS = {
-    field.name: _READERS_BY_TYPE[str(field.type)]
-    for field in fields(SamplingParams)
-    if field.name != "return_logprob"
-}
+#: What a request may name.
+_KEYS = sorted({field.name for field in fields(SamplingParams)} - {"return_logprob"})
