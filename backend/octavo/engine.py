@@ -12,6 +12,7 @@ import torch
 
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import EngineConfig
+from octavo.errors import InvalidRequest
 from octavo.executor.model_runner import ModelRunner
 from octavo.request import EngineInfo, FinishReason, Request, StepOutput, StepStats, TokenOutput
 from octavo.sampling.batch import build_sampling_batch
@@ -74,6 +75,12 @@ class Engine:
         Raises:
             RequestError: it can never run; nothing else notices.
         """
+        vocab_size = self.info.vocab_size
+        for token_id in request.prompt_token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequest(
+                    f"the prompt holds token id {token_id} but ids must be in [0, {vocab_size - 1}]"
+                )
         self.scheduler.add(Sequence(request))
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
@@ -93,7 +100,7 @@ class Engine:
         return StepOutput(tuple(outputs), self._count(scheduled, outputs))
 
     def stats(self) -> StepStats:
-        """Return the figures of the last step, with queues and blocks as they are now."""
+        """Return the totals, with queues and blocks as they are now and no tokens scheduled."""
         return self._count(SchedulerOutput(()), [])
 
     def check_integrity(self) -> None:

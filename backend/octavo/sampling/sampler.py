@@ -35,8 +35,10 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[SampledToken, ..
     """
     logprob_rows = torch.tensor(batch.logprob_rows, dtype=torch.int64, device=logits.device)
     asked = logits[logprob_rows].log_softmax(dim=-1) if batch.logprob_rows else None
+    vocab = logits.shape[-1]
     for row, ids in batch.masked_ids:
-        logits[row, list(ids)] = -torch.inf
+        # A request may name stop ids that this model does not have.
+        logits[row, [token_id for token_id in ids if token_id < vocab]] = -torch.inf
     token_ids = logits.argmax(dim=-1)
     if batch.random is not None:
         rows = torch.from_numpy(batch.random.rows).to(logits.device)
@@ -125,11 +127,12 @@ def _filter(
     mass = inside.cumsum(dim=-1)
     total_mass = torch.where(has_top_k, mass[:, -1:], 1.0)
     in_top_p = (mass - inside < filters.top_p * total_mass) | (filters.top_p >= 1.0)
+    in_top_p[:, 0] = True  # a top_p that is 0 in float32 still keeps the best
     in_min_p = inside >= filters.min_p * inside[:, :1]
     fits = (
         (has_top_k & (filters.top_k < kept) & (best[:, -1:] < floor))
         | ((filters.top_p < 1.0) & ~has_top_k & (mass[:, -1:] >= filters.top_p))
-        | (best[:, -1:] < filters.min_p * best[:, :1])
+        | ((~has_top_k | (filters.top_p >= 1.0)) & (best[:, -1:] < filters.min_p * best[:, :1]))
     )[:, 0]
     return inside * (in_top_p & in_min_p), fits | whole
 
