@@ -1,0 +1,103 @@
+"""Greedy output is transformers' own, token for token in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from octavo.sampling_params import SamplingParams
+
+LENGTHS = [
+    1,
+    2,
+    3,
+    5,
+    8,
+    13,
+    15,
+    16,
+    17,
+    24,
+    31,
+    32,
+    33,
+    40,
+    47,
+    48,
+    50,
+    63,
+    64,
+    65,
+    90,
+    128,
+    150,
+    200,
+]
+NUM_TOKENS = 24
+
+DEMO_PROMPTS = [
+    "The capital of France is",
+    "1, 2, 3, 4, 5,",
+    "def fibonacci(n):",
+    "Once upon a time",
+    "Water boils at",
+    "The quick brown fox",
+    "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n",
+    "Q: Who wrote Hamlet?\nA:",
+    "import numpy as np\n\n",
+    "In the beginning",
+    "The largest planet in our solar system is",
+    "Hello",
+    "Photosynthesis is the process by which",
+    "SELECT name FROM users WHERE",
+    "Dear Sir or Madam,",
+    "La capitale de la France est",
+    "A",
+    "The three primary colours are",
+    "To make bread, you need flour,",
+    "E = mc^2 means that",
+    "Monday, Tuesday, Wednesday,",
+    "She opened the door and " * 8,
+    "It was the best of times, it was the worst of times, " * 6,
+    "A long list of words: " + "apple, pear, plum, " * 30,
+]
+
+
+def generate_with_transformers(model, prompt: list[int]) -> list[int]:
+    output = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_tiny_checkpoints_answer_24_prompts_as_transformers_does(
+    family, checkpoints, make_driver, make_prompts
+):
+    model = AutoModelForCausalLM.from_pretrained(checkpoints[family], dtype=torch.float32)
+    driver = make_driver(family, dtype="float32", max_num_batched_tokens=96, max_num_seqs=16)
+    prompts = make_prompts(LENGTHS)
+    for index, prompt in enumerate(prompts):
+        driver.add(str(index), prompt, SamplingParams(temperature=0, max_tokens=NUM_TOKENS))
+    driver.run()
+    for index, prompt in enumerate(prompts):
+        assert driver.tokens(str(index)) == generate_with_transformers(model, prompt), index
+
+
+def test_the_demo_model_answers_24_prompts_as_transformers_does(checkpoints, make_driver):
+    model = AutoModelForCausalLM.from_pretrained(checkpoints["demo"], dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoints["demo"])
+    driver = make_driver("demo", dtype="float32", max_model_len=512)
+    prompts = [tokenizer(text)["input_ids"] for text in DEMO_PROMPTS]
+    assert len(prompts) == 24
+    for index, prompt in enumerate(prompts):
+        driver.add(str(index), prompt, SamplingParams(temperature=0, max_tokens=NUM_TOKENS))
+    driver.run()
+    for index, prompt in enumerate(prompts):
+        expected = generate_with_transformers(model, prompt)
+        assert driver.tokens(str(index)) == expected, DEMO_PROMPTS[index]
