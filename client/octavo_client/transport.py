@@ -47,7 +47,9 @@ def channel_options(url: str, keepalive_s: float) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
         ("grpc.keepalive_time_ms", _milliseconds(keepalive_s)),
+        # gRPC waits for the longer of the two, and the second is 60 s by default.
         ("grpc.keepalive_timeout_ms", _milliseconds(_KEEPALIVE_TIMEOUT_S)),
+        ("grpc.http2.ping_timeout_ms", _milliseconds(_KEEPALIVE_TIMEOUT_S)),
         ("grpc.http2.max_pings_without_data", 0),
         # A restarted server is found again within a second, not after gRPC's two minutes.
         ("grpc.min_reconnect_backoff_ms", _milliseconds(_CONNECT_TIMEOUT_S)),

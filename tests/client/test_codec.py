@@ -1,0 +1,105 @@
+import json
+
+import pytest
+from tritonclient.grpc import service_pb2
+
+from octavo_client import Completion, Delta, InvalidRequest, ModelNotFound
+from octavo_client.codec import Prompt, decode_response, encode_request
+
+
+def tensors(request):
+    return {tensor.name: tensor for tensor in request.inputs}
+
+
+def test_a_text_prompt_becomes_the_tensors_of_the_contract():
+    request = encode_request("octavo", Prompt(text="héllo"), True, {"max_tokens": 3, "seed": None})
+    found = tensors(request)
+    assert request.model_name == "octavo"
+    assert {name: (t.datatype, list(t.shape)) for name, t in found.items()} == {
+        "text_input": ("BYTES", [1]),
+        "sampling_parameters": ("BYTES", [1]),
+        "stream": ("BOOL", [1]),
+        "exclude_input_in_output": ("BOOL", [1]),
+        "return_token_ids": ("BOOL", [1]),
+        "return_finish_reason": ("BOOL", [1]),
+        "return_num_input_tokens": ("BOOL", [1]),
+        "return_num_output_tokens": ("BOOL", [1]),
+    }
+    assert list(found["text_input"].contents.bytes_contents) == ["héllo".encode()]
+    parameters = found["sampling_parameters"].contents.bytes_contents[0]
+    assert json.loads(parameters) == {"max_tokens": 3}
+    flags = {n: t.contents.bool_contents[0] for n, t in found.items() if t.datatype == "BOOL"}
+    assert set(flags.values()) == {True}
+
+
+def test_a_whole_answer_is_asked_for_by_stream_false():
+    request = encode_request("octavo", Prompt(text="x"), False, {})
+    assert list(tensors(request)["stream"].contents.bool_contents) == [False]
+
+
+def test_token_ids_are_sent_as_int32():
+    tensor = tensors(encode_request("octavo", Prompt(input_ids=[0, 2**31 - 1]), True, {}))[
+        "input_ids"
+    ]
+    assert (tensor.datatype, list(tensor.shape)) == ("INT32", [2])
+    assert list(tensor.contents.int_contents) == [0, 2**31 - 1]
+
+
+def test_messages_are_sent_as_json():
+    messages = [{"role": "user", "content": "naïve"}]
+    tensor = tensors(encode_request("octavo", Prompt(messages=messages), True, {}))["messages"]
+    assert json.loads(tensor.contents.bytes_contents[0]) == messages
+
+
+@pytest.mark.parametrize(
+    ("forms", "found"),
+    [({}, "none"), ({"text": "x", "input_ids": [1]}, "prompt and input_ids")],
+)
+def test_a_missing_or_doubled_prompt_is_refused_before_sending(forms, found):
+    with pytest.raises(InvalidRequest, match=f"exactly one of .* but has {found}"):
+        Prompt(**forms)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        (Prompt(text="\ud800"), {}, "text_input is not valid Unicode"),
+        (Prompt(input_ids=[1, -1]), {}, "input_ids holds -1"),
+        (Prompt(input_ids=[2**31]), {}, "input_ids holds 2147483648"),
+        (Prompt(text="x"), {"stop": {1}}, "sampling parameters cannot be written as JSON"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused(prompt, params, message):
+    with pytest.raises(InvalidRequest, match=message):
+        encode_request("octavo", prompt, True, params)
+
+
+def test_a_response_becomes_a_delta(server):
+    delta, final = decode_response(server.delta("né🙂", 5, 6))
+    assert delta == Delta("né🙂", (5, 6), None, 7, 2)
+    assert not final
+
+
+def test_the_final_flag_and_the_finish_reason_are_read(server):
+    delta, final = decode_response(server.last("", 9, finish_reason="length"))
+    assert delta == Delta("", (9,), "length", 7, 1)
+    assert final
+
+
+def test_outputs_that_were_not_sent_are_empty():
+    response = service_pb2.ModelStreamInferResponse()
+    assert decode_response(response) == (Delta("", (), None, 0, 0), False)
+
+
+def test_an_error_response_is_raised(server):
+    with pytest.raises(ModelNotFound, match="unknown model: 'x'"):
+        decode_response(server.refuse("Request for unknown model: 'x' is not found"))
+
+
+def test_deltas_join_to_a_completion():
+    deltas = [
+        Delta("a", (1,), None, 7, 1),
+        Delta("", (), None, 7, 0),
+        Delta("b", (2, 3), "stop", 7, 2),
+    ]
+    assert Completion.from_deltas(deltas) == Completion("ab", (1, 2, 3), "stop", 7, 3)
