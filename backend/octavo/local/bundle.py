@@ -75,6 +75,11 @@ def write_backends(folder: Path) -> None:
     for name in ("libtriton_python.so", "triton_python_backend_utils.py"):
         shutil.copy(wheel / "backends" / "python" / name, python)
     shutil.copy(stub, python)
+    write_octavo_backend(folder)
+
+
+def write_octavo_backend(folder: Path) -> None:
+    """Add the Python-based backend `octavo` to a folder of backends, bundled or NVIDIA's own."""
     octavo = folder / MODEL_NAME
     octavo.mkdir()
     (octavo / "model.py").write_text(_BACKEND_SOURCE)

