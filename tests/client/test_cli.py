@@ -1,0 +1,147 @@
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from click.testing import CliRunner
+
+from octavo_client.cli import COMMANDS, generate, health
+
+STATS = r"\[7 tokens read; {} tokens in [\d.]+ s, first after [\d.]+ s, [\d.]+ tokens/s; {}\]\n"
+
+
+@pytest.fixture
+def run(server):
+    def run(command, *args, **options):
+        return CliRunner().invoke(command, ["--url", server.url, *args], **options)
+
+    return run
+
+
+def test_the_commands_of_the_octavo_program_are_these():
+    assert [command.name for command in COMMANDS] == ["generate", "chat", "health"]
+
+
+def test_the_answer_goes_to_stdout_and_statistics_to_stderr(server, run):
+    server.plays(server.delta("Hel", 1), server.last("lo", 2, 3, finish_reason="length"))
+    result = run(generate, "hi")
+    assert (result.exit_code, result.stdout) == (0, "Hello\n")
+    assert re.fullmatch(STATS.format(3, "length"), result.stderr)
+
+
+def test_every_sampling_option_reaches_the_server(server, run):
+    options = "--max-tokens 3 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 7"
+    result = run(generate, *options.split(), "--stop", "a", "--stop", "b", "hi")
+    assert result.exit_code == 0
+    assert json.loads(server.requests[0]["sampling_parameters"]) == {
+        "max_tokens": 3,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.1,
+        "seed": 7,
+        "stop": ["a", "b"],
+    }
+
+
+def test_options_that_are_not_given_are_left_to_the_server(server, run):
+    run(generate, "hi")
+    assert server.requests[0]["sampling_parameters"] == b"{}"
+
+
+def test_a_dash_reads_the_prompt_from_stdin(server, run):
+    run(generate, "-", input="two\nlines")
+    assert server.requests[0]["text_input"] == b"two\nlines"
+
+
+def test_no_stream_prints_the_whole(server, run):
+    server.plays(server.last("Hello", 1, 2))
+    result = run(generate, "--no-stream", "hi")
+    assert (result.exit_code, result.stdout) == (0, "Hello\n")
+    assert re.fullmatch(STATS.format(2, "stop"), result.stderr)
+    assert server.requests[0]["stream"] is False
+
+
+def test_json_prints_one_object_for_each_response(server, run):
+    server.plays(server.delta("né", 1), server.last("!", 2))
+    result = run(generate, "--json", "hi")
+    shared = {"num_input_tokens": 7, "num_output_tokens": 1}
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [
+        {"text": "né", "token_ids": [1], "finish_reason": None, **shared},
+        {"text": "!", "token_ids": [2], "finish_reason": "stop", **shared},
+    ]
+
+
+def test_json_without_streaming_prints_one_object(server, run):
+    server.plays(server.last("Hello", 1, 2))
+    result = run(generate, "--json", "--no-stream", "hi")
+    assert json.loads(result.stdout)["text"] == "Hello"
+
+
+@pytest.mark.parametrize(
+    ("status", "exit_code"),
+    [("INTERNAL", 1), ("UNAVAILABLE", 1), ("CANCELLED", 1), ("INVALID_ARGUMENT", 2)],
+)
+def test_an_error_is_one_line_and_an_exit_code(server, run, status, exit_code):
+    server.plays(server.delta("Hel"), server.fail(status, "top_p is 7"))
+    result = run(generate, "hi")
+    assert (result.exit_code, result.stdout) == (exit_code, "Hel\n")
+    assert re.fullmatch(r"Error: .*top_p is 7\n", result.stderr)
+
+
+def test_bad_usage_exits_with_2(run):
+    result = run(generate, "--top-k", "many", "hi")
+    assert result.exit_code == 2
+    assert "'many' is not a valid integer" in result.stderr
+
+
+def test_a_time_limit_ends_the_command(server, run):
+    server.plays(server.delta("a"), server.HANG)
+    result = run(generate, "--timeout", "0.2", "hi")
+    assert (result.exit_code, result.stdout) == (1, "a\n")
+    assert result.stderr == "Error: the request was not finished within 0.2 s and was cancelled\n"
+
+
+def test_no_server_is_one_line_that_names_the_address(free_url):
+    result = CliRunner().invoke(generate, ["--url", free_url, "hi"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"Error: no gRPC server answers at {free_url}: Connection refused\n"
+
+
+def test_healthy_is_a_line_and_exit_code_0(server, run):
+    result = run(health)
+    assert result.exit_code == 0
+    expected = rf"ok: octavo at {server.url} generated a token in \d+\.\d+ s\n"
+    assert re.fullmatch(expected, result.stdout)
+
+
+def test_unhealthy_is_a_line_and_exit_code_1(server, run):
+    server.plays(server.fail("INVALID_ARGUMENT", "no"))
+    assert run(health).exit_code == 1
+    server.plays(server.HANG)
+    result = run(health, "--timeout", "0.1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "not finished within 0.1 s" in result.stderr
+
+
+def test_ctrl_c_cancels_on_the_server_and_exits_with_130(server):
+    server.plays(server.delta("Hel", 1), server.HANG)
+    code = "from octavo_client.cli import generate; generate()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "--url", server.url, "hi"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    watchdog = threading.Timer(10, process.kill)
+    watchdog.start()
+    with process:
+        assert process.stdout.read(3) == "Hel"
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate()
+    watchdog.cancel()
+    assert (process.returncode, rest, errors) == (130, "\n", "\n")
+    assert server.wait_cancelled()["text_input"] == b"hi"
