@@ -42,7 +42,7 @@ class BlockPool:
     def free(self, blocks: Iterable[int]) -> None:
         """Return taken blocks; they are handed out again in the order given here."""
         for block in blocks:
-            if not 0 <= block < self.num_blocks or not self._taken[block]:
+            if not self._is_taken(block):
                 raise EngineError(f"block {block} is freed but was not taken")
             self._taken[block] = 0
             self._free.append(block)
@@ -57,9 +57,9 @@ class BlockPool:
         for block in self._free:
             claims[block] += 1
         for block in owned:
+            if not self._is_taken(block):
+                raise EngineError(f"block {block} is owned by a sequence but is not taken")
             claims[block] += 1
-            if not self._taken[block]:
-                raise EngineError(f"block {block} is owned by a sequence but marked free")
         wrong = {block: count for block, count in enumerate(claims) if count != 1}
         if wrong:
             raise EngineError(f"blocks must be free or owned exactly once; claims are {wrong}")
@@ -68,3 +68,6 @@ class BlockPool:
                 f"{sum(self._taken)} blocks are marked taken but "
                 f"{self.num_blocks - len(self._free)} are not free"
             )
+
+    def _is_taken(self, block: int) -> bool:
+        return 0 <= block < self.num_blocks and bool(self._taken[block])
