@@ -50,13 +50,13 @@ def test_take_too_many_returns_none_and_changes_nothing(pool):
 @pytest.mark.parametrize("block", [1, -1, 4, 10**9])
 def test_freeing_a_block_that_is_not_taken_raises(pool, block):
     pool.take(1)
-    with pytest.raises(EngineError, match=f"^block {block} is freed but was not taken$"):
+    with pytest.raises(EngineError, match=rf"^block {block} is freed but was not taken$"):
         pool.free([block])
 
 
 def test_freeing_twice_raises(pool):
     pool.take(2)
-    with pytest.raises(EngineError, match="^block 1 is freed but was not taken$"):
+    with pytest.raises(EngineError, match=r"^block 1 is freed but was not taken$"):
         pool.free([1, 1])
 
 

@@ -93,7 +93,7 @@ def test_free_of_a_sequence_without_blocks_does_nothing(manager, make_sequence):
 def test_free_of_blocks_that_are_not_taken_raises(manager, make_sequence):
     sequence = make_sequence()
     sequence.block_table = [3]
-    with pytest.raises(EngineError, match="^block 3 is freed but was not taken$"):
+    with pytest.raises(EngineError, match=r"^block 3 is freed but was not taken$"):
         manager.free(sequence)
 
 

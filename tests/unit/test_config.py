@@ -1,0 +1,238 @@
+"""Engine options: every option, every refusal, and which of three places wins."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from octavo.config import UNSUPPORTED_OPTIONS, EngineConfig, option_docs
+from octavo.errors import ConfigError
+
+COUNT = "an integer from 1 to 2,147,483,647"
+BYTES = "an integer from 1 to 9,223,372,036,854,775,807"
+COUNTS = (
+    "num_kv_blocks max_num_seqs max_num_batched_tokens max_model_len default_max_tokens".split()
+)
+COUNTS.append("cpu_threads")
+
+GOOD = [
+    ("tokenizer", None, None),
+    ("tokenizer", "some/dir", "some/dir"),
+    ("dtype", "bfloat16", "bfloat16"),
+    ("device", "cuda", "cuda"),
+    ("device", "cuda:12", "cuda:12"),
+    ("block_size", "8", 8),
+    ("block_size", 256.0, 256),
+    ("num_kv_blocks", None, None),
+    ("num_kv_blocks", "220", 220),
+    ("gpu_memory_utilization", 1, 1.0),
+    ("gpu_memory_utilization", "0.5", 0.5),
+    ("kv_cache_memory_bytes", 2**40, 2**40),
+    ("max_num_seqs", " 5 ", 5),
+    ("engine_process", "FALSE", False),
+    ("engine_process", "1", True),
+    ("drain_timeout_s", 0, 0.0),
+    ("drain_timeout_s", "3600", 3600.0),
+]
+
+BAD = [
+    ("model", "", "a checkpoint path, a hub id or 'demo'"),
+    ("model", 5, "a string"),
+    ("model", None, "a string"),
+    ("tokenizer", ["x"], "a string"),
+    ("dtype", "fp8", "one of auto, bfloat16, float16, float32"),
+    ("device", "tpu", "auto, cpu, cuda or cuda:N"),
+    ("device", "cpu:", "auto, cpu, cuda or cuda:N"),
+    ("device", "cpu:0", "auto, cpu, cuda or cuda:N"),
+    ("device", "cuda:", "auto, cpu, cuda or cuda:N"),
+    ("device", "cuda:-1", "auto, cpu, cuda or cuda:N"),
+    ("device", "cuda:٣", "auto, cpu, cuda or cuda:N"),
+    ("device", "cpu\n", "auto, cpu, cuda or cuda:N"),
+    ("block_size", 12, "a power of two from 8 to 256"),
+    ("block_size", 4, "a power of two from 8 to 256"),
+    ("block_size", 512, "a power of two from 8 to 256"),
+    ("block_size", -16, "a power of two from 8 to 256"),
+    ("gpu_memory_utilization", 0, "a number in (0, 1]"),
+    ("gpu_memory_utilization", "nan", "a number in (0, 1]"),
+    ("gpu_memory_utilization", 1.01, "a number in (0, 1]"),
+    ("gpu_memory_utilization", "most", "a number"),
+    ("gpu_memory_utilization", True, "a number"),
+    ("kv_cache_memory_bytes", 0, BYTES),
+    ("kv_cache_memory_bytes", 2**63, BYTES),
+    ("kv_cache_memory_bytes", "4GiB", "an integer"),
+    ("engine_process", 1, "true or false"),
+    ("engine_process", "yes", "true or false"),
+    ("drain_timeout_s", -1, "seconds from 0 to 3600"),
+    ("drain_timeout_s", float("inf"), "seconds from 0 to 3600"),
+    ("drain_timeout_s", 10**400, "a number"),
+    *[(name, 0, COUNT) for name in COUNTS],
+    *[(name, 2**31, COUNT) for name in COUNTS],
+    *[(name, 10**5000, COUNT) for name in COUNTS],
+    *[(name, 1.5, "an integer") for name in COUNTS],
+    *[(name, float("nan"), "an integer") for name in COUNTS],
+    *[(name, True, "an integer") for name in COUNTS],
+    *[(name, "9" * 5000, "an integer") for name in COUNTS],
+]
+
+
+def _names(cases):
+    return [f"{name}-{index}" for index, (name, *_) in enumerate(cases)]
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load options from the text of engine.json, parameters and the environment."""
+
+    def load_text(text: str | bytes, parameters=None, environment=None) -> EngineConfig:
+        path = tmp_path / "engine.json"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return EngineConfig.load(path, parameters or {}, environment or {})
+
+    return load_text
+
+
+@pytest.mark.parametrize(("name", "given", "read"), GOOD, ids=_names(GOOD))
+def test_a_good_value_is_read(name, given, read):
+    config = EngineConfig.from_mapping({"model": "demo", name: given})
+    assert getattr(config, name) == read
+    assert type(getattr(config, name)) is type(read)
+    assert config == EngineConfig(**{"model": "demo", name: given})
+
+
+@pytest.mark.parametrize(("name", "given", "allowed"), BAD, ids=_names(BAD))
+def test_a_bad_value_is_refused_with_what_is_allowed(name, given, allowed):
+    for make in (EngineConfig.from_mapping, lambda values: EngineConfig(**values)):
+        with pytest.raises(ConfigError) as caught:
+            make({"model": "demo", name: given})
+        text = str(caught.value)
+        assert text.startswith(f"option {name} is ")
+        assert text.endswith(f" but must be {allowed}")
+        assert len(text) < 200
+
+
+def test_the_given_value_is_in_the_message():
+    with pytest.raises(ConfigError, match=r"^option block_size is 12 but must be a power of two"):
+        EngineConfig("demo", block_size="12")
+
+
+def test_the_budget_covers_a_decode_of_every_sequence():
+    assert EngineConfig("demo", max_num_seqs=5, max_num_batched_tokens=5)
+    with pytest.raises(
+        ConfigError,
+        match=r"^option max_num_batched_tokens is 4 but must be at least max_num_seqs \(5\)$",
+    ):
+        EngineConfig("demo", max_num_seqs=5, max_num_batched_tokens=4)
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED_OPTIONS))
+def test_an_option_of_a_later_version_is_refused_wherever_it_is_given(name, load):
+    message = f"^option '{name}' is not supported yet; remove it$"
+    with pytest.raises(ConfigError, match=message):
+        load(json.dumps({"model": "demo", name: 1}))
+    with pytest.raises(ConfigError, match=message):
+        load('{"model": "demo"}', environment={f"OCTAVO_{name.upper()}": "1"})
+
+
+def test_an_unknown_option_names_the_nearest_and_lists_the_known(load):
+    with pytest.raises(ConfigError) as caught:
+        load('{"model": "demo", "num_kv_block": 1}')
+    known = ", ".join(sorted(field.name for field in fields(EngineConfig)))
+    assert str(caught.value) == (
+        f"unknown engine option 'num_kv_block'; did you mean 'num_kv_blocks'? (known: {known})"
+    )
+
+
+def test_an_unknown_option_near_nothing_lists_the_known():
+    with pytest.raises(ConfigError, match=r"^unknown engine option 'zzz' \(known: block_size, "):
+        EngineConfig.from_mapping({"model": "demo", "zzz": 1})
+
+
+def test_a_missing_model_is_refused(load):
+    with pytest.raises(ConfigError, match=r"^option 'model' is missing; name a checkpoint path"):
+        load("{}")
+
+
+def test_the_environment_beats_parameters_and_they_beat_the_file(load):
+    text = '{"model": "file", "block_size": 8, "max_num_seqs": 3, "dtype": "float16"}'
+    config = load(
+        text,
+        {"block_size": "32", "max_num_seqs": "4"},
+        {"OCTAVO_MAX_NUM_SEQS": "5", "OCTAVO_NUM_KV_BLOCKS": "220", "OCTAVO_KERNELS": "reference"},
+    )
+    assert config == EngineConfig(
+        "file", dtype="float16", block_size=32, max_num_seqs=5, num_kv_blocks=220
+    )
+
+
+def test_every_option_has_an_environment_variable(load):
+    good = {name: str(read) for name, _, read in GOOD if read is not None}
+    good |= {"model": "demo", "max_model_len": "9", "default_max_tokens": "9", "cpu_threads": "1"}
+    good |= {"max_num_batched_tokens": "77"}
+    config = load("{}", environment={f"OCTAVO_{n.upper()}": v for n, v in good.items()})
+    assert config == EngineConfig(**good)
+    assert set(good) == {field.name for field in fields(EngineConfig)}
+
+
+def test_without_engine_json_the_other_places_decide(tmp_path):
+    config = EngineConfig.load(tmp_path / "absent.json", {"model": "demo"}, {})
+    assert config == EngineConfig("demo")
+
+
+def test_engine_json_is_utf8_wherever_it_is_read(load):
+    assert load('{"model": "modèle/é😀"}').model == "modèle/é😀"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"\xff\xfe\x00", b'{"a": \xff}', b"[" * 100_000, b'{"a": ' + b"9" * 5000 + b"}"],
+    ids=["empty", "cut off", "not text", "bad utf-8", "deep", "long integer"],
+)
+def test_an_engine_json_that_is_not_json_is_refused(text, load):
+    with pytest.raises(ConfigError, match=r"engine\.json cannot be read as JSON: "):
+        load(text)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"demo"', "5"])
+def test_an_engine_json_that_is_no_object_is_refused(text, load):
+    with pytest.raises(ConfigError, match=r"engine\.json must hold a JSON object of engine opti"):
+        load(text)
+
+
+def test_an_engine_json_that_is_a_directory_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot be read as JSON: .*directory"):
+        EngineConfig.load(tmp_path, {}, {})
+
+
+def test_every_option_is_documented_in_order_with_its_default():
+    docs = option_docs()
+    assert [name for name, _, _ in docs] == [field.name for field in fields(EngineConfig)]
+    assert all(text.endswith(".") and len(text) > 20 for _, _, text in docs)
+    defaults = {name: default for name, default, _ in docs}
+    assert defaults["model"] == "required"
+    assert defaults["block_size"] == "16"
+    assert defaults["num_kv_blocks"] == "null"
+    assert defaults["engine_process"] == "true"
+    assert defaults["dtype"] == '"auto"'
+
+
+def test_quantities_name_their_unit():
+    units = {"_tokens": "oken", "_bytes": "bytes", "_s": "econds", "_len": "tokens"}
+    for name, _, text in option_docs():
+        for suffix, word in units.items():
+            assert not name.endswith(suffix) or word in text, name
+
+
+def test_options_are_frozen_and_cross_processes():
+    config = EngineConfig("demo", block_size=32)
+    assert pickle.loads(pickle.dumps(config)) == config
+    with pytest.raises(FrozenInstanceError):
+        config.block_size = 16
+
+
+def test_a_path_object_is_no_model_name():
+    with pytest.raises(ConfigError, match=r"^option model is PosixPath.* must be a string$"):
+        EngineConfig(Path("x"))

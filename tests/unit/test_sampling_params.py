@@ -1,0 +1,257 @@
+"""Sampling parameters: every key, every refusal, and what a request gets in the end."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import pickle
+from dataclasses import FrozenInstanceError, fields
+from itertools import pairwise
+
+import pytest
+
+from octavo import sampling_params
+from octavo.errors import InvalidRequest
+from octavo.sampling_params import UNSUPPORTED_KEYS, SamplingParams
+
+INT = "an integer"
+POSITIVE = "an integer from 1 to 2,147,483,647"
+TOP_K = f"-1 or 0 (all) or {POSITIVE}"
+SEED = "a signed 64-bit integer"
+STOP_IDS = "token ids in [0, 2,147,483,647]"
+
+GOOD = [
+    ("temperature", 0, 0.0),
+    ("temperature", "0.1", 0.1),
+    ("temperature", 1_000_000, 1e6),
+    ("top_k", -1, -1),
+    ("top_k", "40", 40),
+    ("top_k", 40.0, 40),
+    ("top_k", 2**31 - 1, 2**31 - 1),
+    ("top_p", "1", 1.0),
+    ("top_p", 5e-324, 5e-324),
+    ("min_p", "0", 0.0),
+    ("min_p", 1, 1.0),
+    ("seed", -(2**63), -(2**63)),
+    ("seed", str(2**63 - 1), 2**63 - 1),
+    ("max_tokens", "7", 7),
+    ("min_tokens", 0, 0),
+    ("stop", "END", ("END",)),
+    ("stop", ["b", "a", "b"], ("b", "a")),
+    ("stop", [], ()),
+    ("stop", ["x"] * 10_000, ("x",)),
+    ("stop", "\u0000é😀\ud800", ("\u0000é😀\ud800",)),
+    ("stop_token_ids", 3, (3,)),
+    ("stop_token_ids", ["3", 2, 3.0], (3, 2)),
+    ("ignore_eos", True, True),
+    ("ignore_eos", "False", False),
+    ("ignore_eos", "1", True),
+]
+
+BAD = [
+    ("temperature", float("nan"), "temperature is nan but must be a number in [0, 1,000,000]"),
+    ("temperature", "nan", "temperature is nan but must be a number in [0, 1,000,000]"),
+    ("temperature", "inf", "temperature is inf but must be a number in [0, 1,000,000]"),
+    ("temperature", -0.1, "temperature is -0.1 but must be a number in [0, 1,000,000]"),
+    ("temperature", 1e7, "temperature is 10000000.0 but must be a number in [0, 1,000,000]"),
+    ("temperature", True, "temperature is True but must be a number"),
+    ("temperature", "hot", "temperature is 'hot' but must be a number"),
+    ("temperature", [1], "temperature is [1] but must be a number"),
+    ("temperature", 10**400, f"temperature is 1{'0' * 79} but must be a number"),
+    ("temperature", 10**5000, "temperature is a number of thousands of digits but must be"),
+    ("top_k", -2, f"top_k is -2 but must be {TOP_K}"),
+    ("top_k", 2**31, f"top_k is 2147483648 but must be {TOP_K}"),
+    ("top_k", 2.5, f"top_k is 2.5 but must be {INT}"),
+    ("top_k", "2.5", f"top_k is '2.5' but must be {INT}"),
+    ("top_k", float("inf"), f"top_k is inf but must be {INT}"),
+    ("top_k", float("nan"), f"top_k is nan but must be {INT}"),
+    ("top_k", False, f"top_k is False but must be {INT}"),
+    ("top_k", 10**5000, f"top_k is a number of thousands of digits but must be {TOP_K}"),
+    ("top_k", "9" * 5000, f"top_k is '{'9' * 79} but must be {INT}"),
+    ("top_p", 0, "top_p is 0.0 but must be a number in (0, 1]"),
+    ("top_p", 1.0000001, "top_p is 1.0000001 but must be a number in (0, 1]"),
+    ("min_p", -1e-9, "min_p is -1e-09 but must be a number in [0, 1]"),
+    ("min_p", 2, "min_p is 2.0 but must be a number in [0, 1]"),
+    ("seed", 2**63, f"seed is 9223372036854775808 but must be {SEED}"),
+    ("seed", -(2**63) - 1, f"seed is -9223372036854775809 but must be {SEED}"),
+    ("seed", "abc", f"seed is 'abc' but must be {INT}"),
+    ("max_tokens", 0, f"max_tokens is 0 but must be {POSITIVE}"),
+    ("max_tokens", 2**31, f"max_tokens is 2147483648 but must be {POSITIVE}"),
+    ("max_tokens", {}, f"max_tokens is {{}} but must be {INT}"),
+    ("min_tokens", -1, "min_tokens is -1 but must be an integer in [0, 2,147,483,647]"),
+    ("stop", 5, "stop is 5 but must be a string or a list of strings"),
+    ("stop", ["a", None], "stop is ['a', None] but must be a string or a list of strings"),
+    ("stop", "", "stop has a string of 0 characters; allowed are 1 to 1,024"),
+    ("stop", ["a", "b" * 1025], "stop has a string of 1,025 characters; allowed are 1 to 1,024"),
+    ("stop", [str(i) for i in range(257)], "stop has 257 strings but at most 256 are allowed"),
+    ("stop_token_ids", [-1], f"stop_token_ids is -1 but must be {STOP_IDS}"),
+    ("stop_token_ids", [2**31], f"stop_token_ids is 2147483648 but must be {STOP_IDS}"),
+    ("stop_token_ids", [[1]], f"stop_token_ids is [1] but must be {INT}"),
+    ("stop_token_ids", [True], f"stop_token_ids is True but must be {INT}"),
+    ("stop_token_ids", list(range(257)), "stop_token_ids has 257 ids but at most 256 are allowed"),
+    ("ignore_eos", "yes", "ignore_eos is 'yes' but must be true or false"),
+    ("ignore_eos", 1, "ignore_eos is 1 but must be true or false"),
+]
+
+
+def _names(cases):
+    return [f"{key}-{index}" for index, (key, *_) in enumerate(cases)]
+
+
+@pytest.mark.parametrize(("key", "given", "read"), GOOD, ids=_names(GOOD))
+def test_a_good_value_is_read(key, given, read):
+    value = getattr(SamplingParams.from_mapping({key: given}), key)
+    assert value == read
+    assert type(value) is type(read)
+    assert SamplingParams(**{key: given}) == SamplingParams.from_mapping({key: given})
+
+
+@pytest.mark.parametrize(("key", "given", "message"), BAD, ids=_names(BAD))
+def test_a_bad_value_is_refused_with_what_is_allowed(key, given, message):
+    for make in (SamplingParams.from_mapping, lambda values: SamplingParams(**values)):
+        with pytest.raises(InvalidRequest) as caught:
+            make({key: given})
+        assert str(caught.value).startswith(message)
+        assert len(str(caught.value)) < 250
+
+
+def test_every_accepted_key_has_a_good_and_a_bad_case():
+    keys = {field.name for field in fields(SamplingParams)} - {"return_logprob"}
+    assert {key for key, *_ in GOOD} == keys
+    assert {key for key, *_ in BAD} == keys
+
+
+def test_min_tokens_above_max_tokens_is_refused():
+    assert SamplingParams(min_tokens=3, max_tokens=3).min_tokens == 3
+    message = r"^min_tokens is 4 but must be an integer in \[0, 3\]$"
+    with pytest.raises(InvalidRequest, match=message):
+        SamplingParams(min_tokens=4, max_tokens=3)
+
+
+@pytest.mark.parametrize("key", sorted(UNSUPPORTED_KEYS))
+def test_a_key_of_a_later_version_is_refused_as_such(key):
+    with pytest.raises(InvalidRequest, match=f"^sampling parameter '{key}' is not supported yet$"):
+        SamplingParams.from_mapping({key: None})
+
+
+def test_known_and_later_keys_do_not_overlap():
+    assert not UNSUPPORTED_KEYS & {field.name for field in fields(SamplingParams)}
+
+
+def test_an_unknown_key_names_the_nearest_and_lists_the_known():
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams.from_mapping({"temprature": 1})
+    assert str(caught.value) == (
+        "unknown sampling parameter 'temprature'; did you mean 'temperature'? (known: ignore_eos, "
+        "max_tokens, min_p, min_tokens, seed, stop, stop_token_ids, temperature, top_k, top_p)"
+    )
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "zzzz", "x" * 1_000_000, "\ud800", "return_logprob"],
+    ids=["empty", "near nothing", "megabyte", "lone surrogate", "not a request's"],
+)
+def test_an_unknown_key_of_any_form_is_shown_short(key):
+    with pytest.raises(InvalidRequest, match=r"^unknown sampling parameter ") as caught:
+        SamplingParams.from_mapping({key: 1})
+    assert len(str(caught.value)) < 250
+
+
+def test_null_means_the_default():
+    values = dict.fromkeys(("temperature", "stop", "max_tokens", "ignore_eos"))
+    assert SamplingParams.from_mapping(values) == SamplingParams()
+
+
+def test_json_of_all_keys_is_read():
+    values = {
+        "temperature": "0.5",
+        "top_k": 3,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "seed": 7,
+        "max_tokens": 9,
+        "min_tokens": 2,
+        "stop": ["END", "END"],
+        "stop_token_ids": [4, 5],
+        "ignore_eos": True,
+    }
+    assert SamplingParams.from_json(json.dumps(values)) == SamplingParams(
+        0.5, 3, 0.9, 0.1, 7, 9, 2, ("END",), (4, 5), True
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "sampling_parameters is not valid JSON: Expecting value"),
+        ("{", "sampling_parameters is not valid JSON: Expecting property name"),
+        ("{'seed': 1}", "sampling_parameters is not valid JSON: Expecting property name"),
+        ('{"seed": ' + "9" * 5000 + "}", "sampling_parameters is not valid JSON: Exceeds the lim"),
+        ("[" * 100_000, "sampling_parameters is not valid JSON: maximum recursion depth"),
+        ('{"stop": ' + "[" * 100_000, "sampling_parameters is not valid JSON: maximum recursion"),
+        ("[]", "sampling_parameters must be a JSON object, not list"),
+        ("null", "sampling_parameters must be a JSON object, not NoneType"),
+        ('"{}"', "sampling_parameters must be a JSON object, not str"),
+        ('{"temperature": NaN}', "temperature is nan but must be a number in [0, 1,000,000]"),
+        ('{"temperature": 1e999}', "temperature is inf but must be a number in [0, 1,000,000]"),
+        ('{"top_k": -Infinity}', "top_k is -inf but must be an integer"),
+        ('{"seed": ' + "9" * 4000 + "}", "seed is " + "9" * 80 + " but must be a signed 64-bit"),
+        ('{"stop": {"a": 1}}', "stop is {'a': 1} but must be a string or a list of strings"),
+    ],
+    ids=range(14),
+)
+def test_bad_json_is_refused(text, message):
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams.from_json(text)
+    assert str(caught.value).startswith(message)
+    assert len(str(caught.value)) < 250
+
+
+def test_an_empty_object_gives_the_defaults():
+    assert SamplingParams.from_json("{}") == SamplingParams()
+    assert not SamplingParams().greedy
+    assert SamplingParams(temperature=0).greedy
+
+
+@pytest.mark.parametrize(
+    ("given", "num_prompt_tokens", "max_tokens"),
+    [
+        (None, 10, 50),
+        (None, 90, 10),
+        (7, 10, 7),
+        (1000, 10, 90),
+        (None, 100, 1),
+        (5, 10_000, 1),
+    ],
+)
+def test_resolve_bounds_max_tokens_by_the_room(given, num_prompt_tokens, max_tokens):
+    params = SamplingParams(max_tokens=given, seed=3)
+    resolved = params.resolve(num_prompt_tokens, max_model_len=100, default_max_tokens=50)
+    assert resolved == SamplingParams(max_tokens=max_tokens, seed=3)
+
+
+def test_resolve_lowers_min_tokens_with_max_tokens():
+    resolved = SamplingParams(min_tokens=80).resolve(90, max_model_len=100, default_max_tokens=50)
+    assert (resolved.min_tokens, resolved.max_tokens) == (10, 10)
+
+
+def test_resolve_draws_a_seed_of_its_own_for_each_request():
+    seeds = {SamplingParams().resolve(1, 100, 50).seed for _ in range(50)}
+    assert len(seeds) == 50
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_parameters_are_frozen_and_cross_processes():
+    params = SamplingParams(stop=("a",), seed=5)
+    assert pickle.loads(pickle.dumps(params)) == params
+    with pytest.raises(FrozenInstanceError):
+        params.seed = 6
+
+
+def test_every_key_is_documented():
+    body = ast.parse(inspect.getsource(sampling_params.SamplingParams)).body[0].body
+    pairs = [(a, b) for a, b in pairwise(body) if isinstance(a, ast.AnnAssign)]
+    assert len(pairs) == len(fields(SamplingParams))
+    assert all(len(b.value.value) > 20 for _, b in pairs)
