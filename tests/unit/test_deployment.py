@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from octavo.config import EngineConfig
+
 ROOT = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent
 SERVICES = ("octavo", "octavo-cpu")
@@ -104,6 +106,13 @@ def test_drain_fits_in_the_servers_exit_and_that_in_the_containers_stop(
     (exit_flag,) = (flag for flag in service["command"] if "exit-timeout" in flag)
     drain_s = float(service["environment"]["OCTAVO_DRAIN_TIMEOUT_S"])
     assert drain_s < int(exit_flag.partition("=")[2]) < seconds(service["stop_grace_period"])
+
+
+def test_mounted_repository_has_valid_engine_options() -> None:
+    model = ROOT / "model_repository" / "octavo"
+    assert 'backend: "octavo"' in (model / "config.pbtxt").read_text()
+    config = EngineConfig.load(model / "1" / "engine.json", {}, {"OCTAVO_DEVICE": "cpu"})
+    assert config.device == "cpu"
 
 
 def test_everything_the_dockerfile_copies_exists_and_reaches_the_build() -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import shutil
 import signal
+import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 from types import FrameType
 
 import click
@@ -114,9 +117,17 @@ def _greeting(server: TritonServer, load_s: float) -> str:
             "",
             f"  curl -N {server.http_url}/v2/models/{MODEL_NAME}/generate_stream "
             f"-d '{json.dumps(body)}'",
-            f'  octavo generate{url} "Why is the sky blue?"',
+            f'  {_own_command()} generate{url} "Why is the sky blue?"',
         ]
     return "\n".join(lines)
+
+
+def _own_command() -> str:
+    """Return how the user's shell finds the `octavo` command of this environment."""
+    if shutil.which("octavo") is not None:
+        return "octavo"
+    command, here = Path(sys.executable).parent / "octavo", Path.cwd()
+    return str(command.relative_to(here) if command.is_relative_to(here) else command)
 
 
 def _has_octavo(server: TritonServer) -> bool:
