@@ -1,0 +1,156 @@
+"""Where an engine runs: in a process of its own, or in a thread of this one.
+
+A host starts `run_engine`, holds the connection to it, and knows how it ended. Knows nothing of
+requests or restarts.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Protocol
+
+from octavo.config import EngineConfig
+from octavo.engine_process import EngineFactory, load_engine, run_engine
+from octavo.errors import ConfigError
+
+#: The kernel closes a dying process's connection a little before its exit status can be read.
+_EXIT_STATUS_TIMEOUT_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class EngineHost(Protocol):
+    """A started engine and the owner's end of the connection to it."""
+
+    connection: Connection
+
+    def describe_end(self) -> str:
+        """Say in words how the engine ended; call when the connection is at its end."""
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait for the engine to end, and make it end after `timeout_s`."""
+
+
+class EngineProcess:
+    """An engine in a process of its own, which never outlives the thread that made it.
+
+    Args:
+        command: the program to run; by default this interpreter with `octavo.engine_process`.
+
+    Raises:
+        ConfigError: there is no interpreter to run it with.
+    """
+
+    def __init__(self, config: EngineConfig, command: Sequence[str] | None = None) -> None:
+        if command is None:
+            # -P: a folder of the working directory must not hide an installed package.
+            command = [str(find_interpreter()), "-P", "-m", "octavo.engine_process"]
+        self.connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, "--fd", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        logger.info("engine process %d started", self._process.pid)
+        try:
+            self.connection.send(config)
+        except OSError:
+            logger.warning("engine process %d ended as soon as it started", self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """Id of the engine process."""
+        return self._process.pid
+
+    def describe_end(self) -> str:
+        """Say by which signal or with which exit status the process ended."""
+        try:
+            status = self._process.wait(_EXIT_STATUS_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return "engine process closed its connection"
+        if status < 0:
+            return f"engine process died (signal {-status}, {signal.Signals(-status).name})"
+        return f"engine process ended (exit status {status})"
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait for the process to end, and kill it after `timeout_s`."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            logger.warning("engine process %d did not end and is killed", self._process.pid)
+            self._process.kill()
+            self._process.wait()
+
+
+class EngineThread:
+    """An engine in a daemon thread of this process, for tests and debugging."""
+
+    def __init__(self, config: EngineConfig, engine_factory: EngineFactory = load_engine) -> None:
+        self.connection, theirs = Pipe()
+        self._thread = threading.Thread(
+            target=self._run, args=(config, theirs, engine_factory), name="engine", daemon=True
+        )
+        self._thread.start()
+
+    def _run(
+        self, config: EngineConfig, connection: Connection, engine_factory: EngineFactory
+    ) -> None:
+        with connection:
+            run_engine(config, connection, engine_factory)
+
+    def describe_end(self) -> str:
+        """Say that the thread ended."""
+        return "engine thread ended"
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait for the thread; one that is stuck in a step stays behind, for it cannot be ended."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.error("engine thread did not end within %g s", timeout_s)
+
+
+def start_host(config: EngineConfig) -> EngineHost:
+    """Start an engine where `config.engine_process` says."""
+    return EngineProcess(config) if config.engine_process else EngineThread(config)
+
+
+@functools.cache
+def find_interpreter() -> Path:
+    """Return a program that runs this Python, also where Python is embedded in another program.
+
+    Raises:
+        ConfigError: none of the usual places holds one of this version.
+    """
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    folder = Path(sys.prefix, "bin")
+    candidates = [folder / f"python{version}", folder / "python3", Path(sys.executable or "python")]
+    for path in candidates:
+        if _python_version(path) == version:
+            return path
+    raise ConfigError(
+        f"no interpreter of Python {version} to run the engine process with; "
+        f"tried {', '.join(str(path) for path in candidates)}"
+    )
+
+
+def _python_version(path: Path) -> str | None:
+    # An embedding program may be its own `sys.executable`: it must not be run.
+    if not path.name.startswith("python") or not os.access(path, os.X_OK):
+        return None
+    program = "import sys; print('%d.%d' % sys.version_info[:2])"
+    answer = subprocess.run(
+        [path, "-I", "-c", program], stdout=subprocess.PIPE, text=True, timeout=30.0, check=False
+    )
+    return answer.stdout.strip()

@@ -1,0 +1,39 @@
+"""What the engine process and its owner say to each other, one pickled object at a time.
+
+To the engine: a `Request`, an `Abort`, a `Shutdown`; in a process of its own, its `EngineConfig`
+first. From the engine: one `EngineReady` or `EngineFailed`, then a `StepOutput` a step. Lives in a
+module without torch, because both ends import it to read the other's messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.request import EngineInfo, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End a request without an answer; nothing more is output for it."""
+
+    request_id: str
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """End the engine after the current step; live requests get no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """The model is loaded and requests may come."""
+
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """The engine could not start, or a step failed so that it cannot go on; it ends now."""
+
+    message: str

@@ -1,0 +1,214 @@
+"""The loop around an engine: requests in from a connection, one message out a step.
+
+Runs as `python -m octavo.engine_process --fd N`, or in a thread of its owner's process. Knows
+nothing of the server or of text; whoever holds the other end of the connection owns the requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from octavo.config import EngineConfig
+from octavo.engine_messages import Abort, EngineFailed, EngineReady, Shutdown
+from octavo.errors import OctavoError, RequestError
+from octavo.request import (
+    EngineInfo,
+    FinishReason,
+    Request,
+    StepOutput,
+    StepStats,
+    TokenOutput,
+)
+
+#: An engine that has been idle this long recounts its blocks, once.
+IDLE_CHECK_DELAY_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+logger = logging.getLogger(__name__)
+
+
+class EngineLike(Protocol):
+    """What the loop needs of an engine; see `octavo.engine.Engine`."""
+
+    info: EngineInfo
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step has anything to do."""
+
+    def add(self, request: Request) -> None:
+        """Queue a request or raise RequestError."""
+
+    def abort(self, request_id: str, reason: FinishReason) -> bool:
+        """End a request; nothing more is output for it."""
+
+    def step(self) -> StepOutput:
+        """Run one step; an exception means that the engine cannot go on."""
+
+    def stats(self) -> StepStats:
+        """Return the figures as they are now."""
+
+    def check_integrity(self) -> None:
+        """Recount every block or raise EngineError."""
+
+
+EngineFactory = Callable[[EngineConfig], EngineLike]
+
+
+class _OwnerGone(Exception):
+    """The other end of the connection is closed."""
+
+
+def load_engine(config: EngineConfig) -> EngineLike:
+    """Load the engine of this package."""
+    # Imported late: torch takes seconds, and by then this process must be tied to its owner.
+    from octavo.engine import Engine
+
+    return Engine.load(config)
+
+
+def run_engine(
+    config: EngineConfig, connection: Connection, engine_factory: EngineFactory = load_engine
+) -> bool:
+    """Serve one connection until its owner ends it or the engine fails.
+
+    A failure is told to the owner as `EngineFailed`. Returns whether the end was in good order.
+    """
+    channel = _Channel(connection)
+    try:
+        engine = engine_factory(config)
+        channel.send(EngineReady(engine.info))
+        _Loop(engine, channel).run()
+    except _OwnerGone:
+        logger.warning("the owner of the engine is gone; ending")
+    except Exception as error:
+        known = isinstance(error, OctavoError)
+        logger.error("the engine ends: %s", error, exc_info=None if known else error)
+        _report_failure(channel, str(error) if known else f"{type(error).__name__}: {error}")
+        return False
+    return True
+
+
+def _report_failure(channel: _Channel, message: str) -> None:
+    try:
+        channel.send(EngineFailed(message))
+    except _OwnerGone:
+        logger.warning("the owner of the engine is gone; nobody is told of the failure")
+
+
+class _Channel:
+    """A connection whose other end may close at any time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def send(self, message: object) -> None:
+        # Blocks while the owner is behind by a socket buffer of steps: better than to run ahead.
+        try:
+            self._connection.send(message)
+        except OSError as error:
+            raise _OwnerGone from error
+
+    def receive(self) -> Any:
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise _OwnerGone from error
+
+    def has_message(self, timeout_s: float | None = 0.0) -> bool:
+        try:
+            return self._connection.poll(timeout_s)
+        except OSError as error:
+            raise _OwnerGone from error
+
+
+class _Loop:
+    """Drain the inbox, step, tell; wait without a busy loop when there is nothing to do."""
+
+    def __init__(self, engine: EngineLike, channel: _Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._refused: list[TokenOutput] = []
+        self._told = StepStats()
+
+    def run(self) -> None:
+        while True:
+            if not self._engine.has_unfinished:
+                self._tell_idle()
+                self._wait()
+            while self._channel.has_message():
+                message = self._channel.receive()
+                if isinstance(message, Shutdown):
+                    return
+                self._handle(message)
+            if self._engine.has_unfinished:
+                self._tell(self._engine.step())
+
+    def _handle(self, message: Request | Abort) -> None:
+        if isinstance(message, Abort):
+            self._engine.abort(message.request_id, message.reason)
+            return
+        try:
+            self._engine.add(message)
+        except RequestError as error:
+            self._refused.append(
+                TokenOutput(message.request_id, finish_reason=FinishReason.ERROR, error=str(error))
+            )
+
+    def _tell(self, output: StepOutput) -> None:
+        if self._refused:
+            output = StepOutput((*self._refused, *output.outputs), output.stats)
+            self._refused = []
+        self._told = output.stats
+        self._channel.send(output)
+
+    def _tell_idle(self) -> None:
+        """Send what no step will: refusals, and figures that an abort has changed."""
+        stats = self._engine.stats()
+        if self._refused or stats != self._told:
+            self._tell(StepOutput((), stats))
+
+    def _wait(self) -> None:
+        """Block until a message is there or the owner is gone."""
+        if not self._channel.has_message(IDLE_CHECK_DELAY_S):
+            self._engine.check_integrity()
+            self._channel.has_message(None)
+
+
+def tie_to_parent() -> None:
+    """Make the kernel kill this process when the thread that started it ends.
+
+    Signals that reach the whole process group are ignored: the owner alone decides when to end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(engine_factory: EngineFactory = load_engine) -> int:
+    """Serve the connection of `--fd`, whose first message is the configuration."""
+    tie_to_parent()
+    parser = argparse.ArgumentParser(prog="python -m octavo.engine_process")
+    parser.add_argument("--fd", type=int, required=True, help="inherited socket to the owner")
+    connection: Connection = Connection(parser.parse_args().fd)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    try:
+        config = connection.recv()
+    except (EOFError, OSError):
+        return 1  # the owner died before this process was tied to it
+    return 0 if run_engine(config, connection, engine_factory) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""From a decoded request to one the engine can run: prompt to ids, limits, resolved parameters.
+
+Knows nothing of tensors or threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from octavo.errors import InvalidRequest, PromptTooLong
+from octavo.request import EngineInfo, Request
+from octavo.text.chat import render_chat
+from octavo.text.tokenizer import Tokenizer
+from octavo.triton_model.codec import DecodedRequest
+from octavo.triton_model.live_request import LiveRequest
+from octavo.triton_model.pb_utils import ResponseSender
+
+# Clients choose their own request ids, so these cannot name requests to the engine.
+_ids = itertools.count()
+
+
+def admit(
+    decoded: DecodedRequest, sender: ResponseSender, tokenizer: Tokenizer, info: EngineInfo
+) -> LiveRequest:
+    """Build the request for the engine and the state that waits for its tokens.
+
+    Raises:
+        InvalidRequest: the prompt or a parameter does not fit the model.
+        PromptTooLong: the prompt and one more token can never fit.
+    """
+    prompt, token_ids = _tokenize(decoded, tokenizer)
+    _check_prompt(token_ids, info)
+    for token_id in decoded.params.stop_token_ids:
+        if token_id >= info.vocab_size:
+            raise InvalidRequest(
+                f"stop_token_ids has {token_id} but token ids are 0 to {info.vocab_size - 1}"
+            )
+    params = decoded.params.resolve(len(token_ids), info.max_num_tokens, info.default_max_tokens)
+    request = Request(str(next(_ids)), token_ids, params, time.monotonic())
+    return LiveRequest(request, decoded.options, sender, tokenizer, prompt)
+
+
+def _tokenize(decoded: DecodedRequest, tokenizer: Tokenizer) -> tuple[str, tuple[int, ...]]:
+    """Return the prompt as text (empty if no response shows it) and as ids."""
+    if decoded.token_ids is not None:
+        text = tokenizer.decode(decoded.token_ids) if decoded.options.include_prompt else ""
+        return text, decoded.token_ids
+    if decoded.text is not None:
+        return decoded.text, tuple(tokenizer.encode(decoded.text))
+    text = render_chat(tokenizer, decoded.messages)
+    return text, tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _check_prompt(token_ids: tuple[int, ...], info: EngineInfo) -> None:
+    if not token_ids:
+        raise InvalidRequest("the prompt has 0 tokens but must have at least 1")
+    if len(token_ids) + 1 > info.max_num_tokens:
+        if info.max_num_tokens == info.max_model_len:
+            limit = f"max_model_len is {info.max_model_len:,}"
+            remedy = "raise max_model_len in engine.json"
+        else:
+            limit = f"the {info.num_blocks:,} KV blocks hold {info.max_num_tokens:,}"
+            remedy = "raise num_kv_blocks in engine.json"
+        raise PromptTooLong(
+            f"prompt has {len(token_ids):,} tokens but {limit}, with room for the answer; "
+            f"shorten it or {remedy}"
+        )
+    if max(token_ids) >= info.vocab_size:
+        raise InvalidRequest(
+            f"the prompt has token {max(token_ids)} of the tokenizer but the model knows "
+            f"0 to {info.vocab_size - 1}"
+        )

@@ -1,0 +1,61 @@
+"""The class Triton's Python backend looks for; it starts, feeds and stops a `Service`.
+
+Knows nothing of how requests are read or answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import triton_python_backend_utils as pb_utils
+
+from octavo.triton_model.codec import complete_config
+from octavo.triton_model.options import read_config
+
+if TYPE_CHECKING:
+    from octavo.triton_model.service import Service
+
+
+class TritonPythonModel:
+    """One instance of a model in a Triton server."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config: Any) -> Any:
+        """Make the model decoupled and add every tensor that config.pbtxt does not name."""
+        complete_config(auto_complete_model_config)
+        return auto_complete_model_config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the model and wait until it can serve.
+
+        Raises:
+            ConfigError: it cannot; Triton shows the message and refuses the load.
+        """
+        # Imported late: Triton also imports this file just to complete the configuration.
+        from octavo.triton_model.loading import load_service
+
+        logging.basicConfig(
+            level=logging.INFO,
+            format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
+            datefmt="%H:%M:%S",
+        )
+        config = read_config(args, os.environ)
+        self._drain_timeout_s = config.drain_timeout_s
+        self._service: Service = load_service(
+            config, pb_utils, args["model_name"], args["model_version"]
+        )
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hand requests over and return at once; every answer comes from another thread."""
+        for request in requests:
+            self._service.accept(request)
+
+    def is_ready(self) -> bool:
+        """Tell Triton (26.03 and later) whether the engine runs."""
+        return self._service.is_ready
+
+    def finalize(self) -> None:
+        """Let running requests finish for `drain_timeout_s`, end the rest, and leave nothing."""
+        self._service.close(self._drain_timeout_s)

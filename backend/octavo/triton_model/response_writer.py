@@ -1,0 +1,218 @@
+"""The thread that answers: it owns the engine client and every request from hand-over to final.
+
+A request leaves `_live` before its final response is sent, and only this thread sends for it: that
+is why each gets exactly one final flag and nothing after it. Knows nothing of tensor names or of
+how text is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+
+from octavo.engine_client import EngineClient, EngineDied, Event
+from octavo.engine_messages import EngineReady
+from octavo.errors import EngineDead, EngineError, OctavoError, RequestCancelled
+from octavo.request import EngineInfo, FinishReason, StepOutput, StepStats, TokenOutput
+from octavo.triton_model.codec import encode_error, encode_response
+from octavo.triton_model.live_request import LiveRequest
+from octavo.triton_model.metrics import EngineMetrics
+from octavo.triton_model.pb_utils import PbUtils, ResponseSender
+
+#: How often clients are asked whether they are gone.
+CANCELLATION_INTERVAL_S = 0.02
+#: Clients asked each time, in turn; each answer takes about 50 us to come.
+CANCELLATION_BATCH = 32
+#: What the engine gets to end by itself.
+ENGINE_CLOSE_TIMEOUT_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+def send_error(pb_utils: PbUtils, sender: ResponseSender, error: BaseException) -> None:
+    """Send an error with the final flag; a sender that is broken is only logged."""
+    try:
+        sender.send(
+            encode_error(pb_utils, error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        )
+    except Exception:
+        logger.exception("an error response could not be sent: %s", error)
+
+
+class ResponseWriter:
+    """Passes requests to the engine and its tokens to clients.
+
+    Any thread may call `submit`. After `start` the writer's thread alone uses `client`.
+    """
+
+    def __init__(self, client: EngineClient, pb_utils: PbUtils, metrics: EngineMetrics) -> None:
+        self._client = client
+        self._pb_utils = pb_utils
+        self._metrics = metrics
+        self._handed_over: deque[LiveRequest] = deque()
+        self._live: dict[str, LiveRequest] = {}
+        self._due: dict[str, LiveRequest] = {}
+        self._to_ask: deque[LiveRequest] = deque()
+        self._ask_at_s = 0.0
+        self._drain_until_s: float | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="response-writer", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer; the engine must be ready."""
+        self._observe_ready(self._client.info)
+        self._thread.start()
+
+    def submit(self, live: LiveRequest) -> None:
+        """Hand over a request: from now on the writer answers it, whatever happens.
+
+        Raises:
+            EngineDead: the writer has stopped; the caller must answer.
+        """
+        with self._lock:
+            if self._closed:
+                raise EngineDead("the model is unloaded and takes no more requests")
+            self._handed_over.append(live)
+        self._client.wake()
+
+    def stop(self, drain_timeout_s: float) -> None:
+        """Refuse new requests, let live ones finish until the timeout, and end everything."""
+        self._drain_until_s = time.monotonic() + drain_timeout_s
+        self._client.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_drained():
+            try:
+                self._turn()
+            except Exception:
+                logger.exception("the response writer failed; it ends all requests and goes on")
+                self._fail_all(EngineError("the server failed to answer; its log says why"))
+                time.sleep(CANCELLATION_INTERVAL_S)  # a lasting fault must not burn a core
+        with self._lock:
+            self._closed = True
+        self._admit()
+        self._fail_all(EngineDead("the model is unloaded; the request was not finished in time"))
+        self._metrics.observe(StepStats(), engine_up=False)
+        self._metrics.flush(time.monotonic())
+        self._client.close(ENGINE_CLOSE_TIMEOUT_S)
+
+    def _is_drained(self) -> bool:
+        if self._drain_until_s is None:
+            return False
+        idle = not self._live and not self._handed_over
+        return idle or time.monotonic() >= self._drain_until_s
+
+    def _turn(self) -> None:
+        """Take what has come from both sides, and send what is due, joined by request."""
+        self._admit()
+        for event in self._client.poll(self._timeout_s()):
+            self._handle(event)
+        while self._due:
+            self._send(self._due.pop(next(iter(self._due))))
+            self._admit()  # a new request need not wait for every response
+        self._ask_clients()
+        self._metrics.flush(time.monotonic())
+
+    def _timeout_s(self) -> float | None:
+        """Return how long nothing is due unless the engine or a new request says otherwise."""
+        now_s = time.monotonic()
+        waits = [self._metrics.flush(now_s)]
+        if self._live:
+            waits.append(self._ask_at_s - now_s)
+        if self._drain_until_s is not None:
+            waits.append(self._drain_until_s - now_s)
+        return max(0.0, min(given)) if (given := [w for w in waits if w is not None]) else None
+
+    def _admit(self) -> None:
+        while self._handed_over:
+            live = self._handed_over.popleft()
+            try:
+                if self._drain_until_s is not None:
+                    raise EngineDead("the model is being unloaded and takes no more requests")
+                self._client.submit(live.request)
+            except EngineDead as error:
+                send_error(self._pb_utils, live.sender, error)
+            else:
+                self._live[live.request_id] = live
+                self._to_ask.append(live)
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, StepOutput):
+            self._metrics.observe(event.stats, engine_up=True)
+            for output in event.outputs:
+                self._take(output)
+        elif isinstance(event, EngineReady):
+            self._observe_ready(event.info)
+        elif isinstance(event, EngineDied):
+            self._metrics.observe(StepStats(), engine_up=False)
+            self._fail_all(EngineDead(event.message))
+
+    def _observe_ready(self, info: EngineInfo) -> None:
+        stats = StepStats(num_blocks=info.num_blocks, num_free_blocks=info.num_blocks)
+        self._metrics.observe(stats, engine_up=True)
+
+    def _take(self, output: TokenOutput) -> None:
+        live = self._live.get(output.request_id)
+        if live is None:
+            return  # answered already: cancelled, or past its stop string
+        if output.finish_reason is FinishReason.ERROR:
+            self._fail(live, EngineError(output.error or "the engine could not finish the request"))
+            return
+        try:
+            if live.take(output):
+                self._client.abort(live.request_id, FinishReason.STOP)
+        except Exception:
+            logger.exception("tokens of a request could not be turned into text")
+            self._fail(live, EngineError("the tokens could not be turned into text"))
+            return
+        if live.has_response:
+            self._due[live.request_id] = live
+
+    def _send(self, live: LiveRequest) -> None:
+        data = live.pop_response()
+        is_final = data.finish_reason is not None
+        if is_final:
+            self._forget(live)
+        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_final else 0
+        try:
+            response = encode_response(self._pb_utils, data, live.options.outputs)
+            live.sender.send(response, flags=flags)
+        except Exception as error:
+            logger.exception("a response could not be sent")
+            self._fail(live, EngineError(f"the response could not be sent: {error}"))
+
+    def _ask_clients(self) -> None:
+        """End the requests of clients that are gone, asking some of them each time."""
+        now_s = time.monotonic()
+        if now_s < self._ask_at_s:
+            return
+        self._ask_at_s = now_s + CANCELLATION_INTERVAL_S
+        for _ in range(min(CANCELLATION_BATCH, len(self._to_ask))):
+            live = self._to_ask.popleft()
+            if live.request_id not in self._live:
+                continue  # asking after the final response is forbidden
+            self._to_ask.append(live)
+            try:
+                if live.sender.is_cancelled():
+                    self._fail(live, RequestCancelled("the client cancelled the request"))
+            except Exception:
+                logger.exception("the server did not say whether a request is cancelled")
+                self._fail(live, EngineError("the request lost its connection to the server"))
+
+    def _fail_all(self, error: OctavoError) -> None:
+        for live in list(self._live.values()):
+            self._fail(live, error)
+
+    def _fail(self, live: LiveRequest, error: OctavoError) -> None:
+        """End a request with an error, here and in the engine."""
+        self._forget(live)
+        self._client.abort(live.request_id, FinishReason.ABORT)
+        send_error(self._pb_utils, live.sender, error)
+
+    def _forget(self, live: LiveRequest) -> None:
+        self._live.pop(live.request_id, None)
+        self._due.pop(live.request_id, None)

@@ -1,0 +1,77 @@
+"""A loaded model that takes requests in: engine, tokenizer and response writer, wired.
+
+Knows nothing of how a step works, of tensor names or of the life of one request.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+from octavo.engine_client import EngineClient, EngineState
+from octavo.errors import EngineError, OctavoError
+from octavo.text.tokenizer import Tokenizer
+from octavo.triton_model.admission import admit
+from octavo.triton_model.codec import DecodedRequest, decode_request
+from octavo.triton_model.metrics import EngineMetrics
+from octavo.triton_model.pb_utils import InferenceRequest, PbUtils, ResponseSender
+from octavo.triton_model.response_writer import ResponseWriter, send_error
+
+#: Prompts from this length on (characters, or ids) are tokenized beside the thread that takes
+#: requests in: 1 MB takes most of a second, in which short prompts need not wait.
+LONG_PROMPT = 32_768
+
+logger = logging.getLogger(__name__)
+
+
+class Service:
+    """Takes requests in and answers every one of them; the engine must be ready."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        pb_utils: PbUtils,
+        metrics: EngineMetrics,
+    ) -> None:
+        self._client = client
+        self._tokenizer = tokenizer
+        self._pb_utils = pb_utils
+        self._writer = ResponseWriter(client, pb_utils, metrics)
+        self._long_prompts = ThreadPoolExecutor(1, thread_name_prefix="long-prompts")
+        self._writer.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are answered rather than refused."""
+        return self._client.state is EngineState.READY
+
+    def accept(self, request: InferenceRequest) -> None:
+        """Copy a request and answer it later; a wrong one is answered at once. Never raises."""
+        sender = request.get_response_sender()
+        try:
+            decoded = decode_request(request, self._client.info.vocab_size)
+            if decoded.prompt_length < LONG_PROMPT:
+                self._hand_over(decoded, sender)
+            else:
+                self._long_prompts.submit(self._hand_over, decoded, sender)
+        except Exception as error:
+            self._refuse(sender, error)
+
+    def close(self, drain_timeout_s: float) -> None:
+        """Refuse new requests, let live ones finish until the timeout, and end everything."""
+        self._long_prompts.shutdown(wait=True)
+        self._writer.stop(drain_timeout_s)
+
+    def _hand_over(self, decoded: DecodedRequest, sender: ResponseSender) -> None:
+        try:
+            self._writer.submit(admit(decoded, sender, self._tokenizer, self._client.info))
+        except Exception as error:
+            self._refuse(sender, error)
+
+    def _refuse(self, sender: ResponseSender, error: Exception) -> None:
+        if not isinstance(error, OctavoError):
+            # Its text may show paths of the server, so only the log gets it.
+            logger.error("a request could not be taken in", exc_info=error)
+            error = EngineError("the server could not take the request in; its log says why")
+        send_error(self._pb_utils, sender, error)

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from octavo import engine_client
+from octavo.engine_client import EngineClient, EngineDied, EngineState
+from octavo.engine_host import EngineProcess, find_interpreter
+from octavo.engine_messages import EngineReady
+from octavo.errors import ConfigError, EngineDead
+from octavo.request import FinishReason, Request, StepOutput, TokenOutput
+from octavo.sampling_params import SamplingParams
+
+MakeClient = Callable[..., EngineClient]
+
+both_hosts = pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
+
+
+def _request(name: str, max_tokens: int = 3, **params: Any) -> Request:
+    return Request(name, (5, 6, 7), SamplingParams(max_tokens=max_tokens, seed=0, **params))
+
+
+def _poll_until(client: EngineClient, condition: Callable[[Any], bool]) -> list[Any]:
+    events: list[Any] = []
+    deadline = time.monotonic() + 10.0
+    while not any(condition(event) for event in events):
+        assert time.monotonic() < deadline, f"only these came: {events}"
+        events += client.poll(0.1)
+    return events
+
+
+def _outputs(events: list[Any]) -> list[TokenOutput]:
+    return [output for e in events if isinstance(e, StepOutput) for output in e.outputs]
+
+
+def _has_ended(event: Any) -> bool:
+    return isinstance(event, StepOutput) and any(o.finish_reason for o in event.outputs)
+
+
+def _kill(client: EngineClient) -> None:
+    assert client._engine is not None
+    assert isinstance(client._engine.host, EngineProcess)
+    os.kill(client._engine.host.pid, signal.SIGKILL)
+
+
+@both_hosts
+def test_a_request_comes_back_token_by_token(make_client: MakeClient, process: bool) -> None:
+    client = make_client(process=process)
+    assert client.wait_ready().vocab_size == 300
+    client.submit(_request("a"))
+    outputs = _outputs(_poll_until(client, _has_ended))
+    assert [output.token_ids for output in outputs] == [(5,), (6,), (7,)]
+    assert [output.finish_reason for output in outputs] == [None, None, FinishReason.LENGTH]
+
+
+@both_hosts
+def test_an_engine_that_cannot_start_says_why(make_client: MakeClient, process: bool) -> None:
+    client = make_client(process=process, model="unloadable")
+    with pytest.raises(ConfigError, match=r"^the checkpoint is damaged$"):
+        client.wait_ready()
+    assert client.state is EngineState.FAILED
+
+
+def test_an_unexpected_failure_at_start_names_its_type(make_client: MakeClient) -> None:
+    with pytest.raises(ConfigError, match=r"^RuntimeError: out of memory$"):
+        make_client(model="crashing").wait_ready()
+
+
+def test_a_request_the_engine_refuses_ends_alone(
+    make_client: MakeClient, fake_engine: ModuleType
+) -> None:
+    client = make_client()
+    client.wait_ready()
+    refused = Request("b", (1,), SamplingParams(max_tokens=1, seed=fake_engine.REFUSED))
+    client.submit(_request("a", max_tokens=20))
+    client.submit(refused)
+    outputs = _outputs(_poll_until(client, lambda e: "a" in _ended_ids(e)))
+    (answer,) = [output for output in outputs if output.request_id == "b"]
+    assert answer.finish_reason is FinishReason.ERROR
+    assert answer.error == "this engine refuses the request"
+    assert len(outputs) == 21
+
+
+def _ended_ids(event: Any) -> list[str]:
+    return [o.request_id for o in _outputs([event]) if o.finish_reason]
+
+
+def test_a_refusal_does_not_wait_for_another_request(
+    make_client: MakeClient, fake_engine: ModuleType
+) -> None:
+    client = make_client()
+    client.wait_ready()
+    client.submit(Request("a", (1,), SamplingParams(max_tokens=1, seed=fake_engine.REFUSED)))
+    _poll_until(client, _has_ended)
+
+
+def test_figures_are_right_at_idle_after_an_abort(make_client: MakeClient) -> None:
+    client = make_client()
+    client.wait_ready()
+    client.submit(_request("a", max_tokens=10_000))
+    _poll_until(client, lambda e: isinstance(e, StepOutput) and e.stats.num_running == 1)
+    client.abort("a", FinishReason.ABORT)
+    events = _poll_until(client, lambda e: isinstance(e, StepOutput) and not e.stats.num_running)
+    assert events[-1].stats.num_free_blocks == events[-1].stats.num_blocks
+
+
+def test_a_killed_process_is_noticed_at_once_and_started_again(make_client: MakeClient) -> None:
+    client = make_client(process=True)
+    client.wait_ready()
+    client.submit(_request("a", max_tokens=10_000))
+    _poll_until(client, lambda e: isinstance(e, StepOutput))
+    killed_at = time.monotonic()
+    _kill(client)
+    events = _poll_until(client, lambda e: isinstance(e, EngineDied))
+    assert time.monotonic() - killed_at < 0.5
+    assert events[-1].message == (
+        "engine process died (signal 9, SIGKILL); it is being started again, "
+        "send the request again later"
+    )
+    assert client.state is EngineState.RESTARTING
+    with pytest.raises(EngineDead, match=r"^the engine is restarting after: engine process died"):
+        client.submit(_request("b"))
+    _poll_until(client, lambda e: isinstance(e, EngineReady))
+    client.submit(_request("c"))
+    assert _ended_ids(_poll_until(client, _has_ended)[-1]) == ["c"]
+
+
+def test_a_step_that_raises_ends_the_engine_with_its_reason(
+    make_client: MakeClient, fake_engine: ModuleType
+) -> None:
+    client = make_client()
+    client.wait_ready()
+    client.submit(Request("a", (1,), SamplingParams(max_tokens=1, seed=fake_engine.STEP_FAILS)))
+    events = _poll_until(client, lambda e: isinstance(e, EngineDied))
+    assert events[-1].message.startswith("RuntimeError: device error; it is being started again")
+    _poll_until(client, lambda e: isinstance(e, EngineReady))
+
+
+def test_restarts_are_bounded_and_pause_longer_each_time(
+    make_client: MakeClient, fake_engine: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_client, "RESTART_DELAY_S", 0.01)
+    client = make_client()
+    client.wait_ready()
+    deaths = 0
+    started = time.monotonic()
+    while client.state is not EngineState.FAILED:
+        if client.state is EngineState.READY:
+            client.submit(Request("a", (1,), SamplingParams(seed=fake_engine.STEP_FAILS)))
+        deaths += sum(isinstance(event, EngineDied) for event in client.poll(0.1))
+    assert deaths == engine_client.MAX_RESTARTS + 1
+    assert time.monotonic() - started > 0.01 * (2**engine_client.MAX_RESTARTS - 1)
+    with pytest.raises(EngineDead, match=r"^the engine is failed after: RuntimeError"):
+        client.submit(_request("b"))
+
+
+def test_a_host_that_cannot_be_started_counts_as_a_death(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = make_client(process=True)
+    client.wait_ready()
+
+    def fail() -> EngineProcess:
+        raise OSError("too many processes")
+
+    monkeypatch.setattr(engine_client, "RESTART_DELAY_S", 0.01)
+    monkeypatch.setattr(client, "_start_host", fail)
+    _kill(client)
+    events = _poll_until(client, lambda e: "reload the model" in getattr(e, "message", ""))
+    assert len(events) == engine_client.MAX_RESTARTS + 1
+    assert client.state is EngineState.FAILED
+
+
+def test_wake_ends_a_poll_from_another_thread(make_client: MakeClient) -> None:
+    client = make_client()
+    client.wait_ready()
+    client.wake()
+    started = time.monotonic()
+    assert client.poll(5.0) == []
+    assert time.monotonic() - started < 1.0
+
+
+def test_submitting_long_prompts_to_a_busy_engine_does_not_block(make_client: MakeClient) -> None:
+    client = make_client(process=True)
+    client.wait_ready()
+    prompt = tuple(range(250_000))
+    started = time.monotonic()
+    for index in range(8):
+        client.submit(Request(str(index), prompt, SamplingParams(max_tokens=1, seed=0)))
+    assert time.monotonic() - started < 0.05
+    ended: list[str] = []
+    while len(ended) < 8:
+        ended += [name for event in client.poll(1.0) for name in _ended_ids(event)]
+    assert ended == [str(index) for index in range(8)]
+
+
+@both_hosts
+def test_close_ends_a_busy_engine_that_nobody_reads(make_client: MakeClient, process: bool) -> None:
+    client = make_client(process=process)
+    client.wait_ready()
+    for name in "ab":
+        client.submit(_request(name, max_tokens=10**9))
+    time.sleep(0.3)
+    started = time.monotonic()
+    client.close(5.0)
+    assert time.monotonic() - started < 2.0
+    assert client.state is EngineState.CLOSED
+    client.wake()
+
+
+def test_the_engine_process_ends_with_its_owner() -> None:
+    """A parent that is killed leaves no engine behind, idle or busy."""
+    program = (
+        "import sys, time\n"
+        "from octavo.config import EngineConfig\n"
+        "from octavo.engine_host import EngineProcess\n"
+        "host = EngineProcess(EngineConfig(model='fake'), [sys.executable, sys.argv[1]])\n"
+        "host.connection.recv()\n"
+        "print(host.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    fake = Path(__file__).with_name("fake_engine.py")
+    with subprocess.Popen(
+        [find_interpreter(), "-c", program, fake], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 5.0
+    while Path(f"/proc/{pid}/stat").exists() and _state(pid) != "Z":
+        assert time.monotonic() < deadline, "the engine process outlives its owner"
+        time.sleep(0.01)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_an_idle_engine_uses_no_processor(make_client: MakeClient) -> None:
+    client = make_client(process=True)
+    client.wait_ready()
+    time.sleep(1.2)  # past the check of an idle engine
+    assert client._engine is not None
+    assert isinstance(client._engine.host, EngineProcess)
+    before = _cpu_ticks(client._engine.host.pid)
+    time.sleep(0.5)
+    assert _cpu_ticks(client._engine.host.pid) - before <= 1
+
+
+def _cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
