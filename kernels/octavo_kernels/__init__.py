@@ -1,1 +1,33 @@
 """Tensor operations of Octavo: for each a plain reference and a fast path for its device."""
+
+from octavo_kernels.apply_rope import apply_rope, apply_rope_reference
+from octavo_kernels.attention import (
+    AttentionBackend,
+    AttentionMetadata,
+    KVCache,
+    KVCacheShape,
+)
+from octavo_kernels.backends import make_attention_backend
+from octavo_kernels.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+)
+from octavo_kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
+
+__all__ = [
+    "AttentionBackend",
+    "AttentionMetadata",
+    "KVCache",
+    "KVCacheShape",
+    "add_rms_norm",
+    "add_rms_norm_reference",
+    "apply_rope",
+    "apply_rope_reference",
+    "make_attention_backend",
+    "rms_norm",
+    "rms_norm_reference",
+    "silu_and_mul",
+    "silu_and_mul_reference",
+]

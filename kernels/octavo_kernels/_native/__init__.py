@@ -1,0 +1,1 @@
+"""The native CPU path: C++ behind a plain C interface, compiled on first use, called by ctypes."""

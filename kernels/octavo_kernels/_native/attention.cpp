@@ -1,0 +1,375 @@
+// Paged attention and the write of its cache.
+//
+// Cache of one layer, in 32-bit lanes (one float32, or two neighbours in bfloat16):
+//     keys   [blocks, kv_heads, head_dim / per_lane, block_size]    a lane pairs dimensions
+//     values [blocks, kv_heads, block_size / per_lane, head_dim]    a lane pairs positions
+// so that scores of neighbouring positions, and outputs of neighbouring dimensions, fill a vector
+// and no product needs a sum across lanes.
+//
+// A row is one query token of one head. Its keys are reduced in tiles of kTile absolute positions,
+// counted from 0, one after the other: which rows share a tile's loads changes no bit of any row.
+// Slots outside a row's positions may hold anything: they never enter its arithmetic.
+// The value array must be followed by kLanes readable lanes (loads may run past the last head_dim).
+
+#include <vector>
+
+#include "vector.h"
+
+namespace {
+
+constexpr int kTile = 64;
+constexpr int kGroups = kTile / kLanes;  // vectors of positions in a tile
+constexpr int kSmallestBlock = 8;
+constexpr int kMaxHeadDim = 256;
+#if defined(OCTAVO_AVX512)
+constexpr int kMaxRows = 6, kPass = 4;  // rows x vectors held in registers by the inner loops
+#else
+constexpr int kMaxRows = 4, kPass = 2;
+#endif
+
+struct CacheShape {
+    int64_t bfloat16, kv_heads, head_dim, block_size, num_blocks;
+};
+
+struct Batch {
+    const int32_t *query_start_loc, *seq_lens, *block_tables;
+    int64_t num_seqs, max_blocks, num_tokens;
+};
+
+struct Call {
+    CacheShape shape;
+    Batch batch;
+    const void* q;
+    void* out;
+    const uint32_t *keys, *values;
+    int64_t q_stride, out_stride, group, window;  // group: query heads of one kv head
+    float scale;
+};
+
+// Up to kMaxRows rows of one sequence and one kv head.
+struct Item {
+    int64_t seq, kv_head, first_row;
+    int rows;
+};
+
+struct Row {
+    const uint32_t* q;
+    int64_t first, last;  // positions it attends to, both included
+    float max;
+    Floats sum;
+    float* acc;  // [head_dim], padded to whole vectors
+};
+
+struct Tile {
+    const uint32_t* keys[kGroups];  // lane rows of each group of positions, `stride` lanes apart
+    int64_t stride;
+    const uint32_t* values[kTile];  // one lane row for each position, or pair of positions
+    alignas(64) uint32_t packed[kMaxHeadDim * kTile];  // keys of blocks smaller than a vector
+};
+
+struct Range {
+    int begin, end;  // positions within a tile
+    bool operator==(const Range& other) const { return begin == other.begin && end == other.end; }
+};
+
+INLINE Range range_in_tile(int64_t first, int64_t last, int64_t tile) {
+    const int64_t begin = first - tile * kTile, end = last + 1 - tile * kTile;
+    return {static_cast<int>(begin < 0 ? 0 : begin > kTile ? kTile : begin),
+            static_cast<int>(end < 0 ? 0 : end > kTile ? kTile : end)};
+}
+
+// Find the memory of the blocks that hold `range` of a tile.
+template <class T>
+void locate(const Call& call, const Item& item, int64_t index, Range range, Tile& tile) {
+    const CacheShape& shape = call.shape;
+    const int64_t block_lanes = shape.head_dim * shape.block_size / T::kPerLane;
+    const int64_t depth = shape.head_dim / T::kPerLane;
+    const int32_t* table = call.batch.block_tables + item.seq * call.batch.max_blocks;
+    const bool pack = shape.block_size < kLanes;
+    tile.stride = pack ? kTile : shape.block_size;
+    for (int at = range.begin / kSmallestBlock * kSmallestBlock; at < range.end;
+         at += kSmallestBlock) {
+        const int64_t position = index * kTile + at;
+        const int64_t block = table[position / shape.block_size];
+        const int64_t slot = position % shape.block_size;
+        const int64_t base = (block * shape.kv_heads + item.kv_head) * block_lanes;
+        const uint32_t* values = call.values + base + slot / T::kPerLane * shape.head_dim;
+        for (int i = 0; i < kSmallestBlock / T::kPerLane; ++i)
+            tile.values[at / T::kPerLane + i] = values + i * shape.head_dim;
+        const uint32_t* keys = call.keys + base + slot;
+        if (pack) {
+            for (int64_t d = 0; d < depth; ++d)
+                memcpy(tile.packed + d * kTile + at, keys + d * shape.block_size,
+                       kSmallestBlock * sizeof *keys);
+            tile.keys[at / kLanes] = tile.packed + at / kLanes * kLanes;
+        } else {
+            tile.keys[at / kLanes] = keys - at % kLanes;
+        }
+    }
+}
+
+// scores[r][g] = q[r] . keys of the positions of group g, for G groups from `group` on
+template <class T, int R, int G>
+INLINE void score(const Tile& tile, const Row* rows, int64_t depth, int group,
+                  Floats (*scores)[kGroups]) {
+    Floats sums[R][G] = {};
+    for (int64_t d = 0; d < depth; ++d) {
+        Lanes keys[G];
+        for (int g = 0; g < G; ++g) keys[g] = load<Lanes>(tile.keys[group + g] + d * tile.stride);
+        for (int r = 0; r < R; ++r) {
+            const Lanes q = splat_lane(rows[r].q[d]);
+            for (int g = 0; g < G; ++g) sums[r][g] = T::dot(sums[r][g], keys[g], q);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int g = 0; g < G; ++g) scores[r][group + g] = sums[r][g];
+}
+
+// Turn a row's scores into weights relative to the running maximum; return the factor of the past.
+template <class T>
+INLINE float weigh(Row& row, Floats* scores, Range range, float scale,
+                   typename T::Element* weights) {
+    const int begin = range.begin / kLanes, end = (range.end + kLanes - 1) / kLanes;
+    Floats highest = splat(-__builtin_inff());
+    for (int g = begin; g < end; ++g) {
+        scores[g] *= scale;
+        if (g * kLanes < range.begin || (g + 1) * kLanes > range.end) {
+            Ints position;
+            for (int i = 0; i < kLanes; ++i) position[i] = g * kLanes + i;
+            const Ints valid = (position >= range.begin) & (position < range.end);
+            scores[g] = valid ? scores[g] : splat(-__builtin_inff());
+        }
+        highest = larger(scores[g], highest);
+    }
+    const float tile_max = across_max(highest);
+    const float max = tile_max > row.max ? tile_max : row.max;
+    const float factor = exponential(splat(row.max - max))[0];
+    row.sum *= factor;
+    for (int g = begin; g < end; ++g) {
+        const Floats weight = exponential(scores[g] - max);
+        row.sum += weight;
+        T::narrow(weights + g * kLanes, weight);
+    }
+    row.max = max;
+    return factor;
+}
+
+// Which halves of a lane row of values hold positions inside `range`.
+template <class T>
+INLINE uint32_t value_mask(int lane_row, Range range) {
+    if constexpr (T::kPerLane == 1) return 0xffffffffu;
+    const int low = lane_row * 2, high = low + 1;
+    return (low >= range.begin ? 0x0000ffffu : 0u) | (high < range.end ? 0xffff0000u : 0u);
+}
+
+// acc[r] = acc[r] * factor[r] + weights[r] . values, for D vectors of dimensions from `dim` on
+template <class T, int R, int D>
+INLINE void accumulate(const Tile& tile, Row* rows, Range range, const float* factors,
+                       const uint32_t (*weights)[kTile], int64_t dim) {
+    Floats sums[R][D];
+    for (int r = 0; r < R; ++r)
+        for (int d = 0; d < D; ++d)
+            sums[r][d] = load<Floats>(rows[r].acc + dim + d * kLanes) * factors[r];
+    const int begin = range.begin / T::kPerLane;
+    const int end = (range.end + T::kPerLane - 1) / T::kPerLane;
+    const auto add = [&](int i, uint32_t mask) __attribute__((always_inline)) {
+        Lanes values[D];
+        for (int d = 0; d < D; ++d)
+            values[d] = load<Lanes>(tile.values[i] + dim + d * kLanes) & mask;
+        for (int r = 0; r < R; ++r) {
+            const Lanes weight = splat_lane(weights[r][i]);
+            for (int d = 0; d < D; ++d) sums[r][d] = T::dot(sums[r][d], values[d], weight);
+        }
+    };
+    add(begin, value_mask<T>(begin, range));
+    for (int i = begin + 1; i < end - 1; ++i) add(i, 0xffffffffu);
+    if (end - 1 > begin) add(end - 1, value_mask<T>(end - 1, range));
+    for (int r = 0; r < R; ++r)
+        for (int d = 0; d < D; ++d) store(rows[r].acc + dim + d * kLanes, sums[r][d]);
+}
+
+template <class T, int R>
+void attend_tile(const Call& call, const Tile& tile, Row* rows, Range range) {
+    const int64_t head_dim = call.shape.head_dim, depth = head_dim / T::kPerLane;
+    Floats scores[R][kGroups];
+    const int end = (range.end + kLanes - 1) / kLanes;
+    int group = range.begin / kLanes;
+    for (; group + kPass <= end; group += kPass)
+        score<T, R, kPass>(tile, rows, depth, group, scores);
+    for (; group < end; ++group) score<T, R, 1>(tile, rows, depth, group, scores);
+
+    uint32_t weights[R][kTile];
+    float factors[R];
+    for (int r = 0; r < R; ++r)
+        factors[r] = weigh<T>(rows[r], scores[r], range, call.scale,
+                              reinterpret_cast<typename T::Element*>(weights[r]));
+
+    int64_t dim = 0;
+    for (; dim + (kPass - 1) * kLanes < head_dim; dim += kPass * kLanes)
+        accumulate<T, R, kPass>(tile, rows, range, factors, weights, dim);
+    for (; dim < head_dim; dim += kLanes)
+        accumulate<T, R, 1>(tile, rows, range, factors, weights, dim);
+}
+
+template <class T>
+void attend_run(const Call& call, const Tile& tile, Row* rows, int count, Range range) {
+    switch (count) {
+        case 1: return attend_tile<T, 1>(call, tile, rows, range);
+        case 2: return attend_tile<T, 2>(call, tile, rows, range);
+        case 3: return attend_tile<T, 3>(call, tile, rows, range);
+        case 4: return attend_tile<T, 4>(call, tile, rows, range);
+#if defined(OCTAVO_AVX512)
+        case 5: return attend_tile<T, 5>(call, tile, rows, range);
+        case 6: return attend_tile<T, 6>(call, tile, rows, range);
+#endif
+    }
+}
+
+template <class T>
+void attend_item(const Call& call, const Item& item, Tile& tile) {
+    const int64_t head_dim = call.shape.head_dim;
+    const int64_t query_start = call.batch.query_start_loc[item.seq];
+    const int64_t query_len = call.batch.query_start_loc[item.seq + 1] - query_start;
+    alignas(64) float acc[kMaxRows][kMaxHeadDim] = {};
+    Row rows[kMaxRows] = {};
+    const auto offset = [&](int r, int64_t stride) {
+        const int64_t row = item.first_row + r;
+        const int64_t head = item.kv_head * call.group + row % call.group;
+        return (query_start + row / call.group) * stride + head * head_dim;
+    };
+    for (int r = 0; r < item.rows; ++r) {
+        const int64_t token = (item.first_row + r) / call.group;
+        const int64_t last = call.batch.seq_lens[item.seq] - query_len + token;
+        const int64_t first = call.window > 0 && last >= call.window ? last - call.window + 1 : 0;
+        const auto* q = static_cast<const typename T::Element*>(call.q) + offset(r, call.q_stride);
+        rows[r] = Row{reinterpret_cast<const uint32_t*>(q), first, last, -__builtin_inff(), Floats{},
+                      acc[r]};
+    }
+    // Rows are in order of position: the first begins first, the last ends last.
+    const int64_t first = rows[0].first, last = rows[item.rows - 1].last;
+    for (int64_t index = first / kTile; index <= last / kTile; ++index) {
+        locate<T>(call, item, index, range_in_tile(first, last, index), tile);
+        for (int r = 0, next; r < item.rows; r = next) {
+            const Range range = range_in_tile(rows[r].first, rows[r].last, index);
+            for (next = r + 1; next < item.rows; ++next)
+                if (!(range_in_tile(rows[next].first, rows[next].last, index) == range)) break;
+            if (range.begin < range.end) attend_run<T>(call, tile, rows + r, next - r, range);
+        }
+    }
+    for (int r = 0; r < item.rows; ++r) {
+        auto* out = static_cast<typename T::Element*>(call.out) + offset(r, call.out_stride);
+        const Floats total = splat(across_sum(rows[r].sum));
+        for_pieces(head_dim, [&](int64_t d, int count) {
+            write<T>(out + d, load<Floats>(acc[r] + d) / total, count);
+        });
+    }
+}
+
+std::vector<Item> split_rows(const Call& call) {
+    std::vector<Item> items;
+    for (int64_t seq = 0; seq < call.batch.num_seqs; ++seq) {
+        const int32_t* start = call.batch.query_start_loc + seq;
+        const int64_t rows = (start[1] - start[0]) * call.group;
+        const int64_t parts = (rows + kMaxRows - 1) / kMaxRows;
+        for (int64_t head = 0; head < call.shape.kv_heads; ++head)
+            for (int64_t part = 0; part < parts; ++part) {
+                const int64_t begin = rows * part / parts, end = rows * (part + 1) / parts;
+                items.push_back({seq, head, begin, static_cast<int>(end - begin)});
+            }
+    }
+    return items;
+}
+
+template <class T>
+void attend(const Call& call, int threads) {
+    const std::vector<Item> items = split_rows(call);
+    const int64_t count = static_cast<int64_t>(items.size());
+#pragma omp parallel num_threads(threads) if (count > 1)
+    {
+        Tile tile;
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < count; ++i) attend_item<T>(call, items[i], tile);
+    }
+}
+
+// The first sequence whose numbers point outside the arrays, or -1.
+int64_t find_invalid(const Batch& batch, const CacheShape& shape) {
+    for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
+        const int64_t begin = batch.query_start_loc[seq], end = batch.query_start_loc[seq + 1];
+        const int64_t length = batch.seq_lens[seq];
+        if (begin < 0 || end < begin || end > batch.num_tokens || length < end - begin) return seq;
+        const int64_t blocks = end == begin ? 0 : (length + shape.block_size - 1) / shape.block_size;
+        if (blocks > batch.max_blocks) return seq;
+        const int32_t* table = batch.block_tables + seq * batch.max_blocks;
+        for (int64_t i = 0; i < blocks; ++i)
+            if (table[i] < 0 || table[i] >= shape.num_blocks) return seq;
+    }
+    return -1;
+}
+
+template <class T>
+void write_cache(const CacheShape& shape, const void* k, const void* v, void* keys, void* values,
+                 const int64_t* slots, int64_t tokens, const int64_t* strides, int threads) {
+    using E = typename T::Element;
+    constexpr int kPerLane = T::kPerLane;
+    const int64_t head_dim = shape.head_dim, size = head_dim * shape.block_size;
+#pragma omp parallel for num_threads(threads) if (tokens > 16)
+    for (int64_t token = 0; token < tokens; ++token) {
+        if (slots[token] < 0) continue;
+        const int64_t block = slots[token] / shape.block_size, slot = slots[token] % shape.block_size;
+        for (int64_t head = 0; head < shape.kv_heads; ++head) {
+            const E* k_from = static_cast<const E*>(k) + token * strides[0] + head * head_dim;
+            const E* v_from = static_cast<const E*>(v) + token * strides[1] + head * head_dim;
+            const int64_t base = (block * shape.kv_heads + head) * size;
+            E* k_to = static_cast<E*>(keys) + base + slot * kPerLane;
+            E* v_to = static_cast<E*>(values) + base + slot / kPerLane * kPerLane * head_dim +
+                      slot % kPerLane;
+            for (int64_t d = 0; d < head_dim; d += kPerLane)
+                for (int i = 0; i < kPerLane; ++i) k_to[d * shape.block_size + i] = k_from[d + i];
+            for (int64_t d = 0; d < head_dim; ++d) v_to[d * kPerLane] = v_from[d];
+        }
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// strides: of the tokens of k and v. Returns the first token whose slot is past the cache, before
+// anything is written, or -1.
+int64_t octavo_write_kv_cache(const CacheShape* shape, const void* k, const void* v, void* keys,
+                              void* values, const int64_t* slots, int64_t tokens,
+                              const int64_t* strides, int threads) {
+    for (int64_t token = 0; token < tokens; ++token)
+        if (slots[token] >= shape->num_blocks * shape->block_size) return token;
+    const auto run = shape->bfloat16 ? write_cache<BFloat16> : write_cache<Float32>;
+    run(*shape, k, v, keys, values, slots, tokens, strides, threads);
+    return -1;
+}
+
+// strides: of the tokens of q and out; window: 0 for none. Returns the first sequence whose numbers
+// point outside the arrays, before anything is written, or -1.
+int64_t octavo_paged_attention(const CacheShape* shape, const Batch* batch, const void* q,
+                               void* out, const void* keys, const void* values, int64_t group,
+                               const int64_t* strides, float scale, int64_t window, int threads) {
+    const int64_t invalid = find_invalid(*batch, *shape);
+    if (invalid >= 0) return invalid;
+    const Call call = {*shape,
+                       *batch,
+                       q,
+                       out,
+                       static_cast<const uint32_t*>(keys),
+                       static_cast<const uint32_t*>(values),
+                       strides[0],
+                       strides[1],
+                       group,
+                       window,
+                       scale};
+    if (shape->bfloat16)
+        attend<BFloat16>(call, threads);
+    else
+        attend<Float32>(call, threads);
+    return -1;
+}
+
+}  // extern "C"

@@ -1,0 +1,123 @@
+"""Compile the C++ sources beside this file into a shared library in the user's cache directory.
+
+The library's name is a hash of everything that shapes its machine code (sources, options, compiler
+and its version, processor features, OpenMP runtime), so a cache shared by different machines or
+survived by an upgrade never serves a stale build. Knows nothing of tensors or of the functions
+in the library.
+"""
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+_SOURCE_DIR = Path(__file__).parent
+_SOURCES = ("rowwise.cpp", "attention.cpp")
+_HEADERS = ("vector.h",)
+_OPTIONS = (
+    "-std=c++17 -O3 -march=native -fPIC -shared"
+    " -ffp-contract=off"  # the sources choose what is fused, so that bits do not depend on inlining
+    " -fno-strict-aliasing -Wno-psabi"
+).split()
+_COMPILERS = ("g++", "c++", "clang++")
+_BUILD_TIMEOUT_S = 300
+
+
+class BuildError(Exception):
+    """The library cannot be built on this machine; the message says why."""
+
+
+def build_library() -> Path:
+    """Return the path of the compiled library, compiling it unless the cache has it.
+
+    Safe when several processes build at once: each writes a private file and renames it into place.
+
+    Raises:
+        BuildError: No compiler is found, or it fails.
+    """
+    compiler = _find_compiler()
+    openmp = _openmp_arguments()
+    directory = _cache_directory()
+    library = directory / f"octavo_kernels-{_fingerprint(compiler, openmp)}.so"
+    if not library.exists():
+        _compile(compiler, openmp, library)
+    return library
+
+
+def _find_compiler() -> list[str]:
+    """Return the command of the C++ compiler: the CXX variable, else the first on the path."""
+    if chosen := os.environ.get("CXX"):
+        return shlex.split(chosen)
+    for name in _COMPILERS:
+        if found := shutil.which(name):
+            return [found]
+    raise BuildError("no C++ compiler is on the path; install g++ or set CXX")
+
+
+def _openmp_arguments() -> list[str]:
+    """Return link arguments for the OpenMP runtime this process has loaded (torch's).
+
+    A second runtime would bring a second pool of threads that fight for the same cores.
+    """
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        mapped = {line.split(maxsplit=5)[-1].strip() for line in maps}
+    names = ("libgomp", "libiomp5", "libomp")
+    runtimes = [path for path in sorted(mapped) if Path(path).name.startswith(names)]
+    # The compiler appends its own runtime; --as-needed drops it when the first gives all symbols.
+    return ["-Wl,--as-needed", *runtimes[:1], "-fopenmp"]
+
+
+def _cache_directory() -> Path:
+    """Return a writable directory for compiled libraries, created if it is missing."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    directory = Path(base) / "octavo" / "kernels"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(f"the cache directory {directory} cannot be made ({error})") from error
+    return directory
+
+
+def _fingerprint(compiler: list[str], openmp: list[str]) -> str:
+    """Hash everything that the machine code depends on."""
+    digest = hashlib.sha256()
+    for name in (*_SOURCES, *_HEADERS):
+        digest.update((_SOURCE_DIR / name).read_bytes())
+    version = _run([*compiler, "--version"]).stdout
+    for part in (*_OPTIONS, *compiler, *openmp, version, _processor()):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()[:20]
+
+
+def _processor() -> str:
+    """Describe the instruction set that -march=native stands for on this machine."""
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        wanted = ("flags", "Features", "model", "cpu family", "CPU part")
+        return platform.machine() + "".join(sorted({x for x in lines if x.startswith(wanted)}))
+
+
+def _compile(compiler: list[str], openmp: list[str], library: Path) -> None:
+    """Compile into a temporary file beside `library` and rename it."""
+    handle, temporary = tempfile.mkstemp(prefix=".build-", suffix=".so", dir=library.parent)
+    os.close(handle)
+    try:
+        sources = [str(_SOURCE_DIR / name) for name in _SOURCES]
+        finished = _run([*compiler, *_OPTIONS, "-o", temporary, *sources, *openmp])
+        if finished.returncode != 0:
+            raise BuildError(f"{compiler[0]} failed: {finished.stderr.strip()[-2000:]}")
+        with open(temporary, "rb") as built:
+            os.fsync(built.fileno())
+        os.replace(temporary, library)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"the compiler cannot be run ({error})") from error

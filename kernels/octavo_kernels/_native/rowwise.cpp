@@ -1,0 +1,151 @@
+// Row by row operations: RMS norm, SiLU and multiply, rotary embedding.
+//
+// The caller has checked shapes, types and strides; sizes and strides are in elements. Each row is
+// computed by one thread in one fixed order. Work below kSerialElements is not worth waking a team.
+
+#include "vector.h"
+
+namespace {
+
+constexpr int64_t kSerialElements = 1 << 14;
+
+// rows of `size` elements addressed by two strides: [outer, inner, size]
+struct Rows {
+    int64_t outer, inner, size;
+};
+
+template <class T>
+INLINE void normalize_row(const typename T::Element* x, const typename T::Element* weight,
+                          typename T::Element* out, int64_t size, float eps) {
+    Floats squares = {};
+    for_pieces(size, [&](int64_t i, int count) {
+        const Floats value = read<T>(x + i, count);
+        squares = multiply_add(value, value, squares);
+    });
+    const float mean = across_sum(squares) / static_cast<float>(size);
+    const Floats factor = splat(1.0f / __builtin_sqrtf(mean + eps));
+    for_pieces(size, [&](int64_t i, int count) {
+        write<T>(out + i, read<T>(x + i, count) * factor * read<T>(weight + i, count), count);
+    });
+}
+
+template <class T>
+void rms_norm(const void* x, const void* weight, void* out, Rows rows, const int64_t* strides,
+              float eps, int threads) {
+    using E = typename T::Element;
+    const int64_t count = rows.outer * rows.inner;
+#pragma omp parallel for num_threads(threads) if (count * rows.size > kSerialElements)
+    for (int64_t row = 0; row < count; ++row) {
+        const int64_t o = row / rows.inner, i = row % rows.inner;
+        normalize_row<T>(static_cast<const E*>(x) + o * strides[0] + i * strides[1],
+                         static_cast<const E*>(weight),
+                         static_cast<E*>(out) + o * strides[2] + i * strides[3], rows.size, eps);
+    }
+}
+
+template <class T>
+void add_rms_norm(const void* x, const void* residual, const void* weight, void* out,
+                  void* residual_out, int64_t rows, int64_t size, const int64_t* strides, float eps,
+                  int threads) {
+    using E = typename T::Element;
+#pragma omp parallel for num_threads(threads) if (rows * size > kSerialElements)
+    for (int64_t row = 0; row < rows; ++row) {
+        const E* from = static_cast<const E*>(x) + row * strides[0];
+        const E* carried = static_cast<const E*>(residual) + row * strides[1];
+        E* sum = static_cast<E*>(residual_out) + row * strides[3];
+        for_pieces(size, [&](int64_t i, int count) {
+            write<T>(sum + i, read<T>(from + i, count) + read<T>(carried + i, count), count);
+        });
+        normalize_row<T>(sum, static_cast<const E*>(weight),
+                         static_cast<E*>(out) + row * strides[2], size, eps);
+    }
+}
+
+template <class T>
+void silu_and_mul(const void* gate_up, void* out, int64_t rows, int64_t inner,
+                  const int64_t* strides, int threads) {
+    using E = typename T::Element;
+#pragma omp parallel for num_threads(threads) if (rows * inner > kSerialElements)
+    for (int64_t row = 0; row < rows; ++row) {
+        const E* gates = static_cast<const E*>(gate_up) + row * strides[0];
+        E* to = static_cast<E*>(out) + row * strides[1];
+        for_pieces(inner, [&](int64_t i, int count) {
+            const Floats gate = read<T>(gates + i, count);
+            const Floats silu = gate / (exponential(-gate) + 1.0f);
+            write<T>(to + i, silu * read<T>(gates + inner + i, count), count);
+        });
+    }
+}
+
+template <class T>
+INLINE void rotate_head(const typename T::Element* x, typename T::Element* out,
+                        const float* cos_sin, int64_t head_dim, int64_t rotary_dim) {
+    const int64_t half = rotary_dim / 2;
+    for_pieces(half, [&](int64_t i, int count) {
+        const Floats cosine = read<Float32>(cos_sin + i, count);
+        const Floats sine = read<Float32>(cos_sin + half + i, count);
+        const Floats low = read<T>(x + i, count), high = read<T>(x + half + i, count);
+        write<T>(out + i, multiply_add(low, cosine, -(high * sine)), count);
+        write<T>(out + half + i, multiply_add(high, cosine, low * sine), count);
+    });
+    if (out != x && rotary_dim < head_dim)
+        memcpy(out + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof *x);
+}
+
+// strides: of the tokens of x and of out; heads lie head_dim apart
+template <class T>
+void apply_rope(const void* x, void* out, const int64_t* positions, const float* cos_sin,
+                Rows rows, int64_t rotary_dim, const int64_t* strides, int threads) {
+    using E = typename T::Element;
+#pragma omp parallel for num_threads(threads) \
+    if (rows.outer * rows.inner * rows.size > kSerialElements)
+    for (int64_t token = 0; token < rows.outer; ++token) {
+        const float* angles = cos_sin + positions[token] * rotary_dim;
+        for (int64_t head = 0; head < rows.inner; ++head)
+            rotate_head<T>(static_cast<const E*>(x) + token * strides[0] + head * rows.size,
+                           static_cast<E*>(out) + token * strides[1] + head * rows.size, angles,
+                           rows.size, rotary_dim);
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// strides: x outer, x inner, out outer, out inner
+void octavo_rms_norm(int bfloat16, const void* x, const void* weight, void* out, int64_t outer,
+                     int64_t inner, int64_t size, const int64_t* strides, float eps, int threads) {
+    const auto run = bfloat16 ? rms_norm<BFloat16> : rms_norm<Float32>;
+    run(x, weight, out, {outer, inner, size}, strides, eps, threads);
+}
+
+// strides: of the rows of x, residual, out, residual_out
+void octavo_add_rms_norm(int bfloat16, const void* x, const void* residual, const void* weight,
+                         void* out, void* residual_out, int64_t rows, int64_t size,
+                         const int64_t* strides, float eps, int threads) {
+    const auto run = bfloat16 ? add_rms_norm<BFloat16> : add_rms_norm<Float32>;
+    run(x, residual, weight, out, residual_out, rows, size, strides, eps, threads);
+}
+
+// strides: of the rows of gate_up and out
+void octavo_silu_and_mul(int bfloat16, const void* gate_up, void* out, int64_t rows, int64_t inner,
+                         const int64_t* strides, int threads) {
+    const auto run = bfloat16 ? silu_and_mul<BFloat16> : silu_and_mul<Float32>;
+    run(gate_up, out, rows, inner, strides, threads);
+}
+
+// Returns the first token whose position is outside [0, max_len), before anything is written, or -1.
+int64_t octavo_apply_rope(int bfloat16, const void* q, const void* k, void* q_out, void* k_out,
+                          const int64_t* positions, const float* cos_sin, int64_t tokens,
+                          int64_t q_heads, int64_t k_heads, int64_t head_dim, int64_t rotary_dim,
+                          int64_t max_len, const int64_t* strides, int threads) {
+    for (int64_t token = 0; token < tokens; ++token)
+        if (positions[token] < 0 || positions[token] >= max_len) return token;
+    const auto run = bfloat16 ? apply_rope<BFloat16> : apply_rope<Float32>;
+    run(q, q_out, positions, cos_sin, {tokens, q_heads, head_dim}, rotary_dim, strides, threads);
+    run(k, k_out, positions, cos_sin, {tokens, k_heads, head_dim}, rotary_dim, strides + 2,
+        threads);
+    return -1;
+}
+
+}  // extern "C"

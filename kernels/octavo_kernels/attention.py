@@ -1,0 +1,190 @@
+"""Paged attention: the data it takes, the interface of its backends, and the choice of one.
+
+A backend owns the layout of the KV cache, its write and its read; callers see block ids and slots
+only. Knows nothing of sequences, scheduling or models.
+
+Whatever the backend, the result of a query row depends, to the bit, on its own query and on the
+keys and values at its own position and before it: not on the other rows of the batch, the split of
+a prompt into chunks, the block size, or what unused slots hold (even NaN).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from octavo_kernels._check import FLOAT_DTYPES, check_tensor
+
+
+@dataclass(frozen=True)
+class KVCacheShape:
+    """What the KV cache of a model holds, whatever its layout."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    """Tokens in a block."""
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)} but must be at least 1")
+        if self.dtype not in FLOAT_DTYPES:
+            allowed = " or ".join(map(str, FLOAT_DTYPES))
+            raise ValueError(f"dtype is {self.dtype} but must be {allowed}")
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block's keys and values over all layers."""
+        elements = self.num_layers * self.num_kv_heads * self.head_dim * self.block_size
+        return 2 * elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """The tensors of one cache; only the backend that made it knows their layout.
+
+    The first dimension of every tensor counts blocks.
+    """
+
+    keys: tuple[torch.Tensor, ...]
+    """One tensor a layer."""
+    values: tuple[torch.Tensor, ...]
+    """One tensor a layer."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the cache."""
+        return self.keys[0].shape[0]
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """Where the rows of one step lie and which blocks they may read and write.
+
+    Sequence i owns the rows query_start_loc[i] up to query_start_loc[i + 1] of q. They are its last
+    tokens: the last row has position seq_lens[i] - 1. Its position p is in block
+    block_tables[i, p // block_size]; entries past its length may hold anything.
+
+    Raises:
+        ValueError: A shape or dtype is not as documented.
+    """
+
+    query_start_loc: torch.Tensor
+    """[num_seqs + 1] int32, rising from 0."""
+    seq_lens: torch.Tensor
+    """[num_seqs] int32: tokens whose keys and values exist after this step's write."""
+    block_tables: torch.Tensor
+    """[num_seqs, max_blocks] int32, contiguous."""
+    slot_mapping: torch.Tensor
+    """[num_tokens] int64: block_id * block_size + offset of each row, -1 writes nowhere."""
+    max_query_len: int
+    """Most rows of one sequence."""
+    max_seq_len: int
+    """Largest of seq_lens."""
+
+    def __post_init__(self) -> None:
+        int32, num_seqs = (torch.int32,), self.seq_lens.shape[0]
+        check_tensor("query_start_loc", self.query_start_loc, (num_seqs + 1,), dtypes=int32)
+        check_tensor("seq_lens", self.seq_lens, (num_seqs,), dtypes=int32)
+        check_tensor("block_tables", self.block_tables, (num_seqs, None), dtypes=int32, packed=2)
+        check_tensor("slot_mapping", self.slot_mapping, (None,), dtypes=(torch.int64,))
+
+
+class AttentionBackend(Protocol):
+    """Owner of the KV cache's layout, its write and its read."""
+
+    name: str
+    """Short name for logs."""
+    shape: KVCacheShape
+
+    def allocate(self, num_blocks: int) -> KVCache:
+        """Return a zero-filled cache of `num_blocks` blocks for every layer."""
+        ...
+
+    def write_kv_cache(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: KVCache,
+        layer: int,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write the keys and values of some tokens into their slots of one layer; mutates `cache`.
+
+        Args:
+            k: [num_tokens, num_kv_heads, head_dim] of the cache's dtype; tokens may be strided.
+            v: Like k.
+            cache: What `allocate` returned.
+            layer: Index of the layer.
+            slot_mapping: [num_tokens] int64, block_id * block_size + offset; -1 writes nowhere.
+
+        Raises:
+            ValueError: A shape, dtype, device or stride is not as above.
+            IndexError: A slot lies past the cache.
+        """
+        ...
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        layer: int,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend from each row to the keys of its sequence up to its own position.
+
+        Softmax and sums are in float32. Query head h reads KV head
+        h // (q_heads // num_kv_heads).
+
+        Args:
+            q: [num_tokens, q_heads, head_dim] of the cache's dtype; tokens may be strided.
+            cache: What `allocate` returned, with this step's keys and values written.
+            layer: Index of the layer.
+            metadata: Where rows and blocks lie.
+            scale: Factor of the scores.
+            window: Positions that a row sees, its own included; None for all.
+            out: Receives the result, shape and dtype of q, apart from q.
+
+        Returns:
+            `out`, or a new contiguous tensor like q; rows of no sequence are not written.
+
+        Raises:
+            ValueError: A shape, dtype, device or stride is not as above.
+            IndexError: The numbers in `metadata` point outside q, block_tables or the cache.
+        """
+        ...
+
+
+def check_kv(shape: KVCacheShape, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+    """Raise ValueError unless k, v and slots can be written to a cache of this shape."""
+    sizes = (None, shape.num_kv_heads, shape.head_dim)
+    check_tensor("write_kv_cache: k", k, sizes, dtypes=(shape.dtype,), packed=2)
+    check_tensor("write_kv_cache: v", v, k.shape, like=k, packed=2)
+    check_tensor("write_kv_cache: slot_mapping", slots, k.shape[:1], dtypes=(torch.int64,))
+
+
+def check_query(
+    shape: KVCacheShape, q: torch.Tensor, window: int | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    """Raise ValueError unless q can read a cache of this shape; return `out`, made if None."""
+    check_tensor(
+        "paged_attention: q", q, (None, None, shape.head_dim), dtypes=(shape.dtype,), packed=2
+    )
+    if q.shape[1] % shape.num_kv_heads:
+        raise ValueError(
+            f"paged_attention: q has {q.shape[1]} heads but must have a multiple of "
+            f"{shape.num_kv_heads}"
+        )
+    if window is not None and window < 1:
+        raise ValueError(f"paged_attention: window is {window} but must be at least 1 or None")
+    if out is None:
+        return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    check_tensor("paged_attention: out", out, q.shape, like=q, packed=2)
+    return out

@@ -1,0 +1,159 @@
+"""Paged attention on the CPU by native code over a packed cache.
+
+In lanes of 32 bits (one float32, or two bfloat16 side by side) a layer's keys are
+[blocks, kv_heads, head_dim, block_size] and its values [blocks, kv_heads, block_size, head_dim],
+where a bfloat16 lane of keys holds two neighbouring dimensions of one position and a lane of values
+two neighbouring positions of one dimension. Knows nothing of how the native code is built.
+"""
+
+import ctypes
+
+import torch
+
+from octavo_kernels._native.library import NATIVE_DTYPES, native_library, strides_of
+from octavo_kernels.attention import (
+    AttentionMetadata,
+    KVCache,
+    KVCacheShape,
+    check_kv,
+    check_query,
+)
+
+_BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+_MAX_HEAD_DIM = 256
+_SLACK_BYTES = 64  # native loads of values may run this far past the last one
+
+
+class _CacheShape(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in ("bfloat16", "kv_heads", "head_dim", "block_size", "num_blocks")
+    ]
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("query_start_loc", "seq_lens", "block_tables")],
+        *[(name, ctypes.c_int64) for name in ("num_seqs", "max_blocks", "num_tokens")],
+    ]
+
+
+class NativeAttention:
+    """Attention backend of the CPU where a C++ compiler is at hand."""
+
+    name = "native"
+
+    def __init__(self, shape: KVCacheShape, library: ctypes.CDLL) -> None:
+        self.shape = shape
+        self._library = library
+
+    @staticmethod
+    def supports(shape: KVCacheShape) -> bool:
+        """Say whether native code serves a cache of this shape."""
+        return (
+            shape.dtype in NATIVE_DTYPES
+            and shape.block_size in _BLOCK_SIZES
+            and shape.head_dim <= _MAX_HEAD_DIM
+            and shape.head_dim % 2 == 0
+        )
+
+    def allocate(self, num_blocks: int) -> KVCache:
+        """Return a zero-filled cache; see AttentionBackend."""
+        shape = self.shape
+        per_lane = 4 // shape.dtype.itemsize
+        heads, depth, size = shape.num_kv_heads, shape.head_dim, shape.block_size
+        keys_shape = (num_blocks, heads, depth // per_lane, size, per_lane)
+        values_shape = (num_blocks, heads, size // per_lane, depth, per_lane)
+        return KVCache(
+            tuple(self._zeros(keys_shape) for _ in range(shape.num_layers)),
+            tuple(self._zeros(values_shape) for _ in range(shape.num_layers)),
+        )
+
+    def write_kv_cache(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cache: KVCache,
+        layer: int,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write keys and values into their slots; see AttentionBackend."""
+        check_kv(self.shape, k, v, slot_mapping)
+        invalid = self._library.octavo_write_kv_cache(
+            self._native_shape(cache),
+            *(k.data_ptr(), v.data_ptr()),
+            *(cache.keys[layer].data_ptr(), cache.values[layer].data_ptr()),
+            *(slot_mapping.data_ptr(), k.shape[0]),
+            strides_of(k.stride(0), v.stride(0)),
+            torch.get_num_threads(),
+        )
+        if invalid >= 0:
+            raise IndexError(
+                f"write_kv_cache: slot {int(slot_mapping[invalid])} is past the cache of "
+                f"{cache.num_blocks} blocks of {self.shape.block_size}"
+            )
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        cache: KVCache,
+        layer: int,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend from each row to its sequence; see AttentionBackend."""
+        out = check_query(self.shape, q, window, out)
+        num_tokens, q_heads, _ = q.shape
+        invalid = self._library.octavo_paged_attention(
+            self._native_shape(cache),
+            ctypes.byref(
+                _Batch(
+                    metadata.query_start_loc.data_ptr(),
+                    metadata.seq_lens.data_ptr(),
+                    metadata.block_tables.data_ptr(),
+                    *metadata.block_tables.shape,
+                    num_tokens,
+                )
+            ),
+            *(q.data_ptr(), out.data_ptr()),
+            *(cache.keys[layer].data_ptr(), cache.values[layer].data_ptr()),
+            q_heads // self.shape.num_kv_heads,
+            strides_of(q.stride(0), out.stride(0)),
+            scale,
+            window or 0,
+            torch.get_num_threads(),
+        )
+        if invalid >= 0:
+            raise IndexError(
+                f"paged_attention: sequence {invalid} has rows or blocks outside the "
+                f"{num_tokens} rows, its block table or the cache of {cache.num_blocks} blocks"
+            )
+        return out
+
+    def _native_shape(self, cache: KVCache) -> "ctypes._CArgObject":
+        shape = self.shape
+        return ctypes.byref(
+            _CacheShape(
+                shape.dtype == torch.bfloat16,
+                shape.num_kv_heads,
+                shape.head_dim,
+                shape.block_size,
+                cache.num_blocks,
+            )
+        )
+
+    def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+        elements = torch.Size(shape).numel()
+        slack = _SLACK_BYTES // self.shape.dtype.itemsize
+        return torch.zeros(elements + slack, dtype=self.shape.dtype)[:elements].view(shape)
+
+
+def make_native_attention(shape: KVCacheShape) -> NativeAttention | None:
+    """Return the native backend, or None where the plain one must serve."""
+    if not NativeAttention.supports(shape):
+        return None
+    library = native_library()
+    return None if library is None else NativeAttention(shape, library)

@@ -1,0 +1,127 @@
+"""Root-mean-square normalisation: y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
+
+`add_rms_norm` first adds x to the residual stream. Sums are in float32 and results are rounded
+once. Knows nothing of layers or models.
+"""
+
+import torch
+
+from octavo_kernels._check import FLOAT_DTYPES, check_tensor
+from octavo_kernels._native.library import library_for, strides_of
+
+
+def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise x [..., hidden] by its root mean square and scale it by weight [hidden]."""
+    wide = x.float()
+    factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * factor * weight.float()).to(x.dtype)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Normalise x by its root mean square and scale it by weight.
+
+    Args:
+        x: [hidden], [tokens, hidden] or [tokens, heads, hidden], float32, bfloat16 or float16; the
+            last dimension contiguous, the others strided as they like.
+        weight: [hidden], of x's dtype.
+        eps: Added to the mean square.
+        out: Receives the result, shape and dtype of x; may be x.
+
+    Returns:
+        `out`, or a new contiguous tensor like x.
+
+    Raises:
+        ValueError: A shape, dtype, device or stride is not as above.
+    """
+    if not 1 <= x.dim() <= 3:
+        raise ValueError(f"rms_norm: x has {x.dim()} dimensions but must have 1 to 3")
+    check_tensor("rms_norm: x", x, (None,) * x.dim(), dtypes=FLOAT_DTYPES)
+    check_tensor("rms_norm: weight", weight, x.shape[-1:], like=x)
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    else:
+        check_tensor("rms_norm: out", out, x.shape, like=x)
+    library = library_for(x)
+    if library is None:
+        return out.copy_(rms_norm_reference(x, weight, eps))
+    outer, inner, hidden = (1,) * (3 - x.dim()) + tuple(x.shape)
+    if x.dim() == 2:
+        outer, inner = inner, outer
+    library.octavo_rms_norm(
+        x.dtype == torch.bfloat16,
+        x.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        outer,
+        inner,
+        hidden,
+        strides_of(*_row_strides(x), *_row_strides(out)),
+        eps,
+        torch.get_num_threads(),
+    )
+    return out
+
+
+def add_rms_norm_reference(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add x to residual, all [tokens, hidden]; return the sum normalised, and the sum."""
+    total = x + residual
+    return rms_norm_reference(total, weight, eps), total
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    *,
+    out: torch.Tensor | None = None,
+    residual_out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add x to the residual stream and normalise the sum, rounded to its dtype first.
+
+    Args:
+        x: [tokens, hidden], float32, bfloat16 or float16, rows contiguous.
+        residual: Like x.
+        weight: [hidden], of x's dtype.
+        eps: Added to the mean square.
+        out: Receives the normalised sum; may be x.
+        residual_out: Receives the sum; may be residual.
+
+    Returns:
+        `(normed, residual)`, in `out` and `residual_out` or in new tensors.
+
+    Raises:
+        ValueError: A shape, dtype, device or stride is not as above.
+    """
+    check_tensor("add_rms_norm: x", x, (None, None))
+    check_tensor("add_rms_norm: residual", residual, x.shape, like=x)
+    check_tensor("add_rms_norm: weight", weight, x.shape[-1:], like=x)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    if residual_out is None:
+        residual_out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    check_tensor("add_rms_norm: out", out, x.shape, like=x)
+    check_tensor("add_rms_norm: residual_out", residual_out, x.shape, like=x)
+    library = library_for(x)
+    if library is None:
+        normed, total = add_rms_norm_reference(x, residual, weight, eps)
+        return out.copy_(normed), residual_out.copy_(total)
+    tensors = (x, residual, weight, out, residual_out)
+    library.octavo_add_rms_norm(
+        x.dtype == torch.bfloat16,
+        *[tensor.data_ptr() for tensor in tensors],
+        *x.shape,
+        strides_of(x.stride(0), residual.stride(0), out.stride(0), residual_out.stride(0)),
+        eps,
+        torch.get_num_threads(),
+    )
+    return out, residual_out
+
+
+def _row_strides(x: torch.Tensor) -> tuple[int, int]:
+    """Return the outer and inner stride of the rows of a tensor of up to three dimensions."""
+    strides = x.stride()[:-1]
+    return (*strides, 0, 0)[:2]
