@@ -41,9 +41,11 @@ class SchedulerDriver:
         self.preempted = [sequence.request_id for sequence in output.preempted]
         return output
 
-    def step(self, *token_ids: int) -> list[tuple[str, int, bool]]:
-        """Run one step; rows draw `token_ids`, then 9; return (name, tokens, samples) of each."""
-        output = self.plan()
+    def run(self, output: SchedulerOutput, *token_ids: int) -> list[tuple[str, int, bool]]:
+        """Finish a planned step; rows draw `token_ids`, then 9.
+
+        Returns (name, tokens, whether it drew) of each sequence in the step.
+        """
         drawn = [*token_ids, *[9] * len(output.sampling)][: len(output.sampling)]
         self.outputs = self.scheduler.update(output, tuple(map(SampledToken, drawn)))
         self.scheduler.check_integrity()
@@ -51,6 +53,9 @@ class SchedulerDriver:
             (item.sequence.request_id, item.num_scheduled_tokens, item.samples)
             for item in output.scheduled
         ]
+
+    def step(self, *token_ids: int) -> list[tuple[str, int, bool]]:
+        return self.run(self.plan(), *token_ids)
 
     @property
     def running(self) -> list[str]:
