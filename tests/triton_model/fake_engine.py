@@ -16,7 +16,8 @@ from octavo.engine_process import main
 from octavo.errors import ConfigError, InvalidRequest
 from octavo.request import EngineInfo, FinishReason, Request, StepOutput, StepStats, TokenOutput
 
-NUM_BLOCKS = 64
+MAX_MODEL_LEN = 100_000
+NUM_BLOCKS = 10_000
 EOS = 256
 
 REFUSED, STEP_FAILS, DIES, ENDS_WITH_ERROR = -1, -2, -3, -4
@@ -42,7 +43,7 @@ class FakeEngine:
         if self.config.model == "crashing":
             raise RuntimeError("out of memory")
         self.info = EngineInfo(
-            max_model_len=200,
+            max_model_len=MAX_MODEL_LEN,
             num_blocks=NUM_BLOCKS,
             block_size=16,
             vocab_size=300,

@@ -57,7 +57,6 @@ class ResponseWriter:
         self._to_ask: deque[LiveRequest] = deque()
         self._ask_at_s = 0.0
         self._drain_until_s: float | None = None
-        self._closed = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="response-writer", daemon=True)
 
@@ -70,17 +69,18 @@ class ResponseWriter:
         """Hand over a request: from now on the writer answers it, whatever happens.
 
         Raises:
-            EngineDead: the writer has stopped; the caller must answer.
+            EngineDead: the writer is stopping; the caller must answer.
         """
         with self._lock:
-            if self._closed:
-                raise EngineDead("the model is unloaded and takes no more requests")
+            if self._drain_until_s is not None:
+                raise EngineDead("the model is being unloaded and takes no more requests")
             self._handed_over.append(live)
         self._client.wake()
 
     def stop(self, drain_timeout_s: float) -> None:
         """Refuse new requests, let live ones finish until the timeout, and end everything."""
-        self._drain_until_s = time.monotonic() + drain_timeout_s
+        with self._lock:
+            self._drain_until_s = time.monotonic() + drain_timeout_s
         self._client.wake()
         self._thread.join()
 
@@ -92,8 +92,6 @@ class ResponseWriter:
                 logger.exception("the response writer failed; it ends all requests and goes on")
                 self._fail_all(EngineError("the server failed to answer; its log says why"))
                 time.sleep(CANCELLATION_INTERVAL_S)  # a lasting fault must not burn a core
-        with self._lock:
-            self._closed = True
         self._admit()
         self._fail_all(EngineDead("the model is unloaded; the request was not finished in time"))
         self._metrics.observe(StepStats(), engine_up=False)
@@ -124,15 +122,13 @@ class ResponseWriter:
         if self._live:
             waits.append(self._ask_at_s - now_s)
         if self._drain_until_s is not None:
-            waits.append(self._drain_until_s - now_s)
+            waits.append(self._drain_until_s - now_s if self._live else 0.0)
         return max(0.0, min(given)) if (given := [w for w in waits if w is not None]) else None
 
     def _admit(self) -> None:
         while self._handed_over:
             live = self._handed_over.popleft()
             try:
-                if self._drain_until_s is not None:
-                    raise EngineDead("the model is being unloaded and takes no more requests")
                 self._client.submit(live.request)
             except EngineDead as error:
                 send_error(self._pb_utils, live.sender, error)

@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.errors import EngineDead, EngineError, InvalidRequest, QueueFull, RequestCancelled
+from octavo.request import FinishReason
+from octavo.triton_model import codec
+from octavo.triton_model.codec import DecodedRequest, ResponseData, decode_request
+
+VOCAB_SIZE = 1000
+
+
+@pytest.fixture
+def decode(make_request: Callable[..., Any]) -> Callable[..., DecodedRequest]:
+    return lambda **request: decode_request(make_request(**request), VOCAB_SIZE)
+
+
+@pytest.fixture
+def refusal(decode: Callable[..., DecodedRequest]) -> Callable[..., str]:
+    """Return the message that a request is refused with."""
+
+    def refuse(**request: Any) -> str:
+        with pytest.raises(InvalidRequest) as caught:
+            decode(**request)
+        return str(caught.value)
+
+    return refuse
+
+
+def test_text_comes_out_as_it_went_in(decode: Callable[..., DecodedRequest]) -> None:
+    text = "héllo 你好 👩‍👩‍👧\0\n"
+    decoded = decode(text_input=text)
+    assert decoded.text == text
+    assert decoded.token_ids is decoded.messages is None
+    assert decoded.prompt_length == len(text)
+
+
+def test_token_ids_come_out_as_they_went_in(decode: Callable[..., DecodedRequest]) -> None:
+    decoded = decode(input_ids=[0, 999, 3])
+    assert decoded.token_ids == (0, 999, 3)
+    assert decoded.prompt_length == 3
+
+
+def test_messages_are_decoded_but_not_judged(decode: Callable[..., DecodedRequest]) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    assert decode(messages=json.dumps(messages)).messages == messages
+
+
+def test_defaults_are_those_of_the_vllm_backend(decode: Callable[..., DecodedRequest]) -> None:
+    options = decode(text_input="a").options
+    assert options.stream is False
+    assert options.include_prompt is True
+    assert options.outputs == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("flags", "include_prompt"),
+    [
+        ({}, True),
+        ({"stream": True}, False),
+        ({"stream": True, "exclude_input_in_output": False}, True),
+        ({"exclude_input_in_output": True}, False),
+    ],
+)
+def test_the_prompt_is_echoed_unless_streamed_or_excluded(
+    decode: Callable[..., DecodedRequest], flags: dict[str, bool], include_prompt: bool
+) -> None:
+    assert decode(text_input="a", **flags).options.include_prompt is include_prompt
+
+
+def test_flags_ask_for_the_output_of_their_name(decode: Callable[..., DecodedRequest]) -> None:
+    flags = {"return_token_ids": True, "return_finish_reason": True, "return_timing": False}
+    assert decode(text_input="a", **flags).options.outputs == {"token_ids", "finish_reason"}
+
+
+def test_sampling_parameters_are_read_from_their_tensor(
+    decode: Callable[..., DecodedRequest],
+) -> None:
+    text = json.dumps({"temperature": "0.5", "max_tokens": "7", "stop": ["x", "y"]})
+    params = decode(text_input="a", sampling_parameters=text).params
+    assert (params.temperature, params.max_tokens, params.stop) == (0.5, 7, ("x", "y"))
+
+
+def test_without_that_tensor_the_requests_own_parameters_are_read(
+    decode: Callable[..., DecodedRequest],
+) -> None:
+    parameters = {"max_tokens": 3, "stop": "x", "ignore_eos": True}
+    params = decode(text_input="a", parameters=parameters).params
+    assert (params.max_tokens, params.stop, params.ignore_eos) == (3, ("x",), True)
+
+
+def test_with_that_tensor_they_are_not(decode: Callable[..., DecodedRequest]) -> None:
+    decoded = decode(text_input="a", sampling_parameters="{}", parameters={"max_tokens": 3})
+    assert decoded.params.max_tokens is None
+
+
+def test_what_the_protocol_leaves_in_the_parameters_is_no_error(
+    decode: Callable[..., DecodedRequest],
+) -> None:
+    leftovers = {
+        "triton_enable_empty_final_response": True,
+        "sequence_id": 4,
+        "sequence_start": True,
+        "sequence_end": False,
+        "binary_data_output": True,
+        "headers": "x",
+    }
+    assert decode(text_input="a", parameters=leftovers).params.max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({}, "the request has none of them but must have one of text_input, input_ids, messages"),
+        (
+            {"text_input": "a", "messages": "[]"},
+            "the request has text_input and messages but must have one of "
+            "text_input, input_ids, messages",
+        ),
+        ({"text_input": ""}, "text_input is empty but must have at least one character"),
+        ({"text_input": ["a", "b"]}, "text_input has shape [2] but must have shape [1]"),
+        (
+            {"text_input": np.array([[b"a"]], np.object_)},
+            "text_input has shape [1, 1] but must have shape [1]",
+        ),
+        (
+            {"text_input": np.array([], np.object_)},
+            "text_input has shape [0] but must have shape [1]",
+        ),
+        (
+            {"text_input": b"ab\xff\xfe"},
+            "text_input has byte 0xff at position 2 but must be valid UTF-8",
+        ),
+        (
+            {"text_input": b"\xed\xa0\x80"},
+            "text_input has byte 0xed at position 0 but must be valid UTF-8",
+        ),
+        (
+            {"input_ids": np.array([], np.int32)},
+            "input_ids has shape [0] but must have shape [n] with n of at least 1",
+        ),
+        (
+            {"input_ids": np.array([[1, 2]], np.int32)},
+            "input_ids has shape [1, 2] but must have shape [n] with n of at least 1",
+        ),
+        (
+            {"input_ids": [1, -1]},
+            "input_ids has -1 at position 1 but token ids are 0 to 999",
+        ),
+        (
+            {"input_ids": [1000]},
+            "input_ids has 1000 at position 0 but token ids are 0 to 999",
+        ),
+        ({"messages": "[{"}, "messages is not valid JSON: "),
+        ({"messages": "[" * 100_000}, "messages is not valid JSON: "),
+        (
+            {"text_input": "a", "stream": [True, False]},
+            "stream has shape [2] but must have shape [1]",
+        ),
+        (
+            {"text_input": "a", "return_logprobs": True},
+            "return_logprobs is not supported yet; leave it out or send false",
+        ),
+        (
+            {"text_input": "a", "return_cumulative_logprob": True},
+            "return_cumulative_logprob is not supported yet; leave it out or send false",
+        ),
+        (
+            {"text_input": "a", "return_timing": True},
+            "return_timing is not supported yet; leave it out or send false",
+        ),
+        (
+            {"text_input": "a", "sampling_parameters": "{'a'}"},
+            "sampling_parameters is not valid JSON: ",
+        ),
+        (
+            {"text_input": "a", "sampling_parameters": "[]"},
+            "sampling_parameters must be a JSON object, not list",
+        ),
+        (
+            {"text_input": "a", "sampling_parameters": '{"tempreature": 1}'},
+            "unknown sampling parameter 'tempreature'; did you mean 'temperature'?",
+        ),
+        (
+            {"text_input": "a", "sampling_parameters": '{"n": 2}'},
+            "sampling parameter 'n' is not supported yet",
+        ),
+        (
+            {"text_input": "a", "parameters": {"max_tokenz": 1}},
+            "unknown sampling parameter 'max_tokenz'; did you mean 'max_tokens'?",
+        ),
+        (
+            {"text_input": "a", "parameters": {"priority": 1}},
+            "sampling parameter 'priority' is not supported yet",
+        ),
+        (
+            {"text_input": "a", "sampling_parameters": "{}", "parameters": {"priority": 1}},
+            "sampling parameter 'priority' is not supported yet",
+        ),
+        (
+            {"text_input": "a", "timeout_us": 1000},
+            "the protocol's timeout is not supported yet; send none",
+        ),
+        (
+            {"text_input": "a", "parameters": {"timeout": 1000}},
+            "the protocol's timeout is not supported yet; send none",
+        ),
+    ],
+)
+def test_a_wrong_request_is_refused_by_name_value_and_what_is_allowed(
+    refusal: Callable[..., str], request_: dict[str, Any], message: str
+) -> None:
+    assert refusal(**request_).startswith(message)
+
+
+def test_a_response_has_the_text_and_what_was_asked_for(pb_utils: Any) -> None:
+    data = ResponseData("é👍", (4, 5), 9, FinishReason.LENGTH)
+    every = frozenset(["finish_reason", "token_ids", "num_input_tokens", "num_output_tokens"])
+    response = codec.encode_response(pb_utils, data, every)
+    arrays = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors}
+    assert {name: array.tolist() for name, array in arrays.items()} == {
+        "text_output": ["é👍".encode()],
+        "finish_reason": [b"length"],
+        "token_ids": [4, 5],
+        "num_input_tokens": [9],
+        "num_output_tokens": [2],
+    }
+    declared = {spec.name: spec.data_type for spec in codec.OUTPUTS}
+    numpy_types = {"O": "TYPE_STRING", "int32": "TYPE_INT32", "uint32": "TYPE_UINT32"}
+    for name, array in arrays.items():
+        assert numpy_types.get(array.dtype.name, "TYPE_STRING") == declared[name]
+
+
+def test_a_response_that_is_not_the_last_has_an_empty_finish_reason(pb_utils: Any) -> None:
+    data = ResponseData("a", (1,), 1, None)
+    response = codec.encode_response(pb_utils, data, frozenset(["finish_reason"]))
+    assert [tensor.name() for tensor in response.output_tensors] == ["text_output", "finish_reason"]
+    assert response.output("finish_reason") == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidRequest("x"), "INVALID_ARG"),
+        (QueueFull("x"), "UNAVAILABLE"),
+        (EngineDead("x"), "UNAVAILABLE"),
+        (RequestCancelled("x"), "CANCELLED"),
+        (EngineError("x"), "INTERNAL"),
+        (ValueError("x"), "INTERNAL"),
+    ],
+)
+def test_every_error_has_a_code(pb_utils: Any, error: Exception, code: str) -> None:
+    response = codec.encode_error(pb_utils, error)
+    assert (response.error.code, response.error.message) == (code, "x")
+    assert response.output_tensors == []
+
+
+def test_an_error_message_is_bounded_and_valid_unicode(pb_utils: Any) -> None:
+    error = codec.encode_error(pb_utils, InvalidRequest("\ud800" + "x" * 10_000)).error
+    assert error.message == "?" + "x" * 1999
+
+
+class _Config:
+    """Triton's configuration object, as far as it is used."""
+
+    def __init__(self, **config: Any) -> None:
+        self.config: dict[str, Any] = {"input": [], "output": [], **config}
+
+    def as_dict(self) -> dict[str, Any]:
+        return self.config
+
+    def set_max_batch_size(self, size: int) -> None:
+        self.config["max_batch_size"] = size
+
+    def set_model_transaction_policy(self, policy: dict[str, bool]) -> None:
+        self.config["policy"] = policy
+
+    def add_input(self, tensor: dict[str, Any]) -> None:
+        self._add("input", tensor)
+
+    def add_output(self, tensor: dict[str, Any]) -> None:
+        self._add("output", tensor)
+
+    def _add(self, kind: str, tensor: dict[str, Any]) -> None:
+        for given in self.config[kind]:
+            if given["name"] == tensor["name"]:
+                given.update(tensor)
+                return
+        self.config[kind].append(tensor)
+
+
+CONTRACT_INPUTS = """text_input input_ids messages stream sampling_parameters
+    exclude_input_in_output return_finish_reason return_cumulative_logprob return_logprobs
+    return_num_input_tokens return_num_output_tokens return_token_ids return_timing""".split()
+CONTRACT_OUTPUTS = """text_output finish_reason cumulative_logprob logprobs token_ids
+    num_input_tokens num_output_tokens timing""".split()
+
+
+def test_the_completed_configuration_names_every_tensor_of_the_contract() -> None:
+    config = _Config()
+    codec.complete_config(config)
+    assert config.config["max_batch_size"] == 0
+    assert config.config["policy"] == {"decoupled": True}
+    assert [tensor["name"] for tensor in config.config["input"]] == CONTRACT_INPUTS
+    assert all(tensor["optional"] for tensor in config.config["input"])
+    assert [tensor["name"] for tensor in config.config["output"]] == CONTRACT_OUTPUTS
+
+
+def test_a_tensor_that_config_pbtxt_requires_stays_required() -> None:
+    given = {"name": "text_input", "data_type": "TYPE_STRING", "dims": [1], "optional": False}
+    config = _Config(input=[given])
+    codec.complete_config(config)
+    assert [t["name"] for t in config.config["input"] if not t["optional"]] == ["text_input"]
