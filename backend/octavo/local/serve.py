@@ -30,6 +30,7 @@ from octavo.local.triton_server import TritonServer, describe_exit
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOAD_TIMEOUT_S = 1800.0
+PROMPT = "The capital of France is"
 _SERVER_ENDED = 0
 
 
@@ -111,13 +112,13 @@ def _greeting(server: TritonServer, load_s: float) -> str:
         f"  metrics  {server.metrics_url}",
     ]
     if _has_octavo(server):
-        body = {"text_input": "The capital of France is", "stream": True, "max_tokens": 32}
+        body = {"text_input": PROMPT, "stream": True, "max_tokens": 32}
         url = "" if server.grpc_url == "127.0.0.1:8001" else f" --url {server.grpc_url}"
         lines += [
             "",
             f"  curl -N {server.http_url}/v2/models/{MODEL_NAME}/generate_stream "
             f"-d '{json.dumps(body)}'",
-            f'  {_own_command()} generate{url} "Why is the sky blue?"',
+            f'  {_own_command()} generate{url} "{PROMPT}"',
         ]
     return "\n".join(lines)
 
