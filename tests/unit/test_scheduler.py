@@ -7,13 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.errors import InvalidRequest, PromptTooLong
 from octavo.request import FinishReason, TokenOutput
-from octavo.scheduler.output import SampledToken
 from octavo.sequence import SequenceStatus
-
-END = 0
-STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
 
 
 def test_a_prompt_is_computed_whole_and_then_a_token_a_step(make_scheduler):
@@ -24,7 +19,7 @@ def test_a_prompt_is_computed_whole_and_then_a_token_a_step(make_scheduler):
     assert driver.outputs == [TokenOutput("a", (31,))]
     assert driver.step(32) == [("a", 1, True)]
     assert driver.step(33) == [("a", 1, True)]
-    assert driver.outputs == [TokenOutput("a", (33,), (), LENGTH)]
+    assert driver.outputs == [TokenOutput("a", (33,), (), FinishReason.LENGTH)]
     assert not driver.scheduler.has_unfinished
     assert driver.cache.num_free_blocks == 100
     assert driver.step() == []
@@ -147,7 +142,7 @@ def test_a_preempted_sequence_waits_until_it_fits_and_recomputes_all_it_knows(ti
     assert driver.step(33) == [("a", 1, True)]
     assert driver.step(34) == [("a", 1, True)]
     assert driver.step(35) == [("a", 1, True)]
-    assert a.finish_reason is LENGTH
+    assert a.finish_reason is FinishReason.LENGTH
     assert driver.step(43) == [("b", 9, True)]
     assert driver.outputs == [TokenOutput("b", (43,))]
     assert b.num_output_tokens == 3
@@ -206,110 +201,12 @@ def test_a_half_computed_prompt_makes_room_too(make_scheduler):
     assert (half.num_computed_tokens, half.block_table) == (0, [])
 
 
-@pytest.mark.parametrize(
-    ("params", "drawn", "reason"),
-    [
-        ({}, [END], STOP),
-        ({}, [9, END], STOP),
-        ({"stop_token_ids": (42, 43)}, [43], STOP),
-        ({"stop_token_ids": (42,)}, [END], STOP),
-        ({"ignore_eos": True, "stop_token_ids": (42,)}, [END, 42], STOP),
-        ({"ignore_eos": True, "stop_token_ids": (END,)}, [END], STOP),
-        ({"ignore_eos": True, "max_tokens": 3}, [END, END, END], LENGTH),
-        ({"max_tokens": 1}, [9], LENGTH),
-        ({"max_tokens": 1}, [END], STOP),
-        ({"max_tokens": 4}, [9, 9, 9, 9], LENGTH),
-    ],
-)
-def test_the_first_reason_to_end_ends(make_scheduler, params, drawn, reason):
-    driver = make_scheduler()
-    sequence = driver.add("a", 5, **params)
-    for token_id in drawn:
-        assert driver.scheduler.has_unfinished
-        driver.step(token_id)
-    assert driver.outputs == [TokenOutput("a", (drawn[-1],), (), reason)]
-    assert not driver.scheduler.has_unfinished
-    assert sequence.finish_reason is reason
-    assert sequence.status is SequenceStatus.FINISHED
-    assert driver.cache.num_free_blocks == 100
-
-
-@pytest.mark.parametrize("limits", [{"max_model_len": 8}, {"num_blocks": 2}])
-def test_a_full_context_or_pool_ends_with_length(make_scheduler, limits):
-    driver = make_scheduler(**limits)
-    sequence = driver.add("a", 5)
-    for _ in range(3):
-        assert driver.scheduler.has_unfinished
-        driver.step()
-    assert driver.outputs == [TokenOutput("a", (9,), (), LENGTH)]
-    assert sequence.num_tokens == 8
-
-
-def test_a_log_probability_travels_with_its_token(make_scheduler):
-    driver = make_scheduler()
-    driver.add("a", 5)
-    output = driver.plan()
-    assert driver.scheduler.update(output, (SampledToken(7, -0.5),)) == [
-        TokenOutput("a", (7,), (-0.5,))
-    ]
-
-
-@pytest.mark.parametrize("limits", [{"max_model_len": 8}, {"num_blocks": 2}])
-def test_a_prompt_that_never_fits_is_refused(make_scheduler, limits):
-    driver = make_scheduler(**limits)
-    with pytest.raises(
-        PromptTooLong,
-        match=r"^prompt has 8 tokens but one sequence can hold 8 with its output; shorten it or",
-    ):
-        driver.add("a", 8)
-    assert not driver.scheduler.has_unfinished
-    driver.add("a", 7)
-    assert driver.step() == [("a", 7, True)]
-
-
-def test_a_live_id_is_refused_and_a_finished_one_may_return(make_scheduler):
-    driver = make_scheduler()
-    driver.add("a", 5, max_tokens=1)
-    with pytest.raises(InvalidRequest, match=r"^request id 'a' is already in use$"):
-        driver.add("a", 3)
-    assert driver.step() == [("a", 5, True)]
-    driver.add("a", 3)
-    assert driver.step() == [("a", 3, True)]
-
-
-def test_an_empty_prompt_is_refused(make_scheduler):
-    driver = make_scheduler()
-    with pytest.raises(InvalidRequest, match=r"^the prompt has 0 tokens but must have at least 1$"):
-        driver.add("a", 0)
-    assert not driver.scheduler.has_unfinished
-
-
-@pytest.mark.parametrize("num_steps", [0, 1, 2, 5], ids="waiting prefilling prefilled old".split())
-def test_finish_from_outside_frees_at_once_and_disturbs_nobody(make_scheduler, num_steps):
-    driver = make_scheduler(max_num_batched_tokens=8)
-    other, sequence = driver.add("other", 3), driver.add("a", 9)
-    for _ in range(num_steps):
-        driver.step()
-    assert driver.scheduler.finish("a", ABORT) is sequence
-    assert sequence.finish_reason is ABORT
-    assert sequence.block_table == []
-    driver.scheduler.check_integrity()
-    assert driver.cache.num_free_blocks == 100 - len(other.block_table)
-    assert driver.step() == [("other", 1 if num_steps else 3, True)]
-    assert driver.scheduler.finish("a", ABORT) is None
-
-
 def test_finish_of_a_preempted_sequence(tight):
     driver, _, b = tight
     driver.step()
-    assert driver.scheduler.finish("b", ABORT) is b
+    assert driver.scheduler.finish("b", FinishReason.ABORT) is b
     assert driver.waiting == []
     assert driver.step() == [("a", 1, True)]
-
-
-def test_finish_of_an_unknown_id_does_nothing(make_scheduler):
-    driver = make_scheduler()
-    assert driver.scheduler.finish("never", ABORT) is None
 
 
 def test_a_pool_for_one_and_a_half_requests_serves_them_all_without_thrashing(make_scheduler):
