@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+import grpc.experimental
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from octavo_client.answer import Completion, Delta
@@ -104,7 +105,12 @@ class Client:
         self.url = url
         self.model = model
         self._timeout_s = time_limit(timeout_s, None)
-        options = channel_options(url, keepalive_s)
+        # A reader that Ctrl-C hits inside gRPC keeps its lock; with a thread of gRPC's own between
+        # reader and connection, which needs that lock, the whole client would stand still.
+        options = [
+            *channel_options(url, keepalive_s),
+            (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
+        ]
         if credentials is None:
             self._channel = grpc.insecure_channel(url, options)
         else:

@@ -54,11 +54,13 @@ _BY_STATUS: dict[str, type[OctavoClientError]] = {
     "DEADLINE_EXCEEDED": RequestTimeout,
 }
 
+# What a server says, as INTERNAL, for a model whose process is gone.
+_DEAD_MODEL = "is not healthy"
+
 # The server itself refuses some requests before the model sees them, and names no status then.
 _BY_MESSAGE: tuple[tuple[str, type[OctavoClientError]], ...] = (
     ("has no available versions", Unavailable),
     ("is not ready", Unavailable),
-    ("is not healthy", Unavailable),
     ("has stopped accepting", Unavailable),
     ("server is stopping", Unavailable),
     ("unknown model", ModelNotFound),
@@ -67,6 +69,8 @@ _BY_MESSAGE: tuple[tuple[str, type[OctavoClientError]], ...] = (
 
 def error_from_status(status: str, message: str) -> OctavoClientError:
     """Return the exception for the gRPC status called `status`, saying `message`."""
+    if status == "INTERNAL" and _DEAD_MODEL in message:
+        return Unavailable(message)
     return _BY_STATUS.get(status, ServerError)(message)
 
 

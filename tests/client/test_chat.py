@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -115,6 +116,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server, terminal):
     server.wait_cancelled()
     server.plays(server.last("Done", 1))
     terminal.wait_for("> ")
+    terminal.type("half a li")
+    terminal.wait_for("half a li")
+    time.sleep(0.2)  # line editing notices the signal only once it waits for the next key
     terminal.press_ctrl_c()
     terminal.wait_for("> ")
     terminal.type("go on\n")

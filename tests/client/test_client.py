@@ -1,3 +1,5 @@
+import _thread
+import collections
 import gc
 import threading
 import time
@@ -148,6 +150,21 @@ def test_closing_from_another_thread_wakes_the_reader(server, client, closed):
     with pytest.raises(RequestCancelled):
         next(deltas)
     server.wait_cancelled()
+
+
+def test_ctrl_c_anywhere_inside_a_stream_leaves_the_client_usable(server, client):
+    def script(request):
+        while request["text_input"] == b"endless":
+            yield server.delta("a")
+        yield server.last("done")
+
+    server.script = script
+    for _ in range(40):
+        deltas = client.stream("endless")
+        threading.Timer(0.005, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            collections.deque(deltas, maxlen=0)
+        assert client.generate("hi", timeout_s=5).text == "done"
 
 
 def test_a_stream_keeps_its_client_alive(server):

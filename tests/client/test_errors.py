@@ -33,12 +33,16 @@ def test_every_status_has_one_exception_that_keeps_the_message(status, kind):
             errors.Unavailable,
         ),
         ("Server is stopping, scheduler has stopped accepting new requests", errors.Unavailable),
-        ("Stub process 'octavo_0' is not healthy.", errors.Unavailable),
         ("unable to find data for input tensor 'messages'", errors.InvalidRequest),
     ],
 )
 def test_a_refusal_without_a_status_is_told_by_its_words(message, kind):
     assert type(error_from_message(message)) is kind
+
+
+def test_a_model_whose_process_is_gone_is_unavailable():
+    error = error_from_status("INTERNAL", "Stub process 'octavo_0_0' is not healthy.")
+    assert type(error) is errors.Unavailable
 
 
 def test_every_exception_has_one_root():

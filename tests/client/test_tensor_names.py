@@ -1,0 +1,23 @@
+"""The client imports nothing of the server, so that the names agree is held here."""
+
+from octavo.triton_model.codec import INPUTS, OUTPUTS
+from octavo_client.codec import Prompt, encode_request
+
+TRITON_TYPE = {"BYTES": "TYPE_STRING"}
+
+
+def type_of(tensor):
+    return TRITON_TYPE.get(tensor.datatype, f"TYPE_{tensor.datatype}")
+
+
+def test_the_server_declares_every_tensor_that_the_client_sends():
+    prompts = (Prompt(text="hi"), Prompt(messages=[]), Prompt(input_ids=[1]))
+    requests = [encode_request("octavo", prompt, True, {}) for prompt in prompts]
+    sent = {(tensor.name, type_of(tensor)) for request in requests for tensor in request.inputs}
+    assert sent <= {(spec.name, spec.data_type) for spec in INPUTS}
+
+
+def test_the_server_declares_every_tensor_that_the_client_reads(server):
+    outputs = server.delta("hi", 1).infer_response.outputs
+    read = {(tensor.name, type_of(tensor)) for tensor in outputs}
+    assert read <= {(spec.name, spec.data_type) for spec in OUTPUTS}
