@@ -21,7 +21,6 @@ from octavo_client.errors import RequestCancelled
 from octavo_client.transport import (
     DEFAULT_KEEPALIVE_S,
     STREAM_CODERS,
-    STREAM_METADATA,
     STREAM_METHOD,
     StreamState,
     channel_options,
@@ -190,7 +189,7 @@ class AsyncClient:
         request = encode_request(self.model, prompt, stream, params)
         limit = time_limit(timeout_s, self._timeout_s)
         try:
-            call = self._stream_call(request, timeout=limit, metadata=STREAM_METADATA)
+            call = self._stream_call(request, timeout=limit)
         except grpc.aio.UsageError:  # gRPC's answer to a call on a closed channel
             raise closed_error(self.url) from None
         return AsyncDeltaStream(self, call, limit)

@@ -20,7 +20,6 @@ from octavo_client.errors import OctavoClientError
 from octavo_client.transport import (
     DEFAULT_KEEPALIVE_S,
     STREAM_CODERS,
-    STREAM_METADATA,
     STREAM_METHOD,
     StreamState,
     channel_options,
@@ -197,7 +196,7 @@ class Client:
         request = encode_request(self.model, prompt, stream, params)
         limit = time_limit(timeout_s, self._timeout_s)
         try:
-            call = self._stream_call(request, timeout=limit, metadata=STREAM_METADATA)
+            call = self._stream_call(request, timeout=limit)
         except ValueError:  # gRPC's answer to a call on a closed channel
             raise closed_error(self.url) from None
         return DeltaStream(self, call, limit)

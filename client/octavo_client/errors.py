@@ -54,28 +54,36 @@ _BY_STATUS: dict[str, type[OctavoClientError]] = {
     "DEADLINE_EXCEEDED": RequestTimeout,
 }
 
-# What a server says, as INTERNAL, for a model whose process is gone.
-_DEAD_MODEL = "is not healthy"
+#: Code with which the model opens an error message, as `CODE: message`; gRPC drops the code itself.
+_BY_CODE: dict[str, type[OctavoClientError]] = {
+    "INVALID_ARG": InvalidRequest,
+    "UNAVAILABLE": Unavailable,
+    "CANCELLED": RequestCancelled,
+    "INTERNAL": ServerError,
+}
 
-# The server itself refuses some requests before the model sees them, and names no status then.
-_BY_MESSAGE: tuple[tuple[str, type[OctavoClientError]], ...] = (
+# What the server itself says names no code; the rest of it is about requests that do not fit.
+_BY_WORDS: tuple[tuple[str, type[OctavoClientError]], ...] = (
     ("has no available versions", Unavailable),
     ("is not ready", Unavailable),
+    ("is not healthy", Unavailable),
     ("has stopped accepting", Unavailable),
     ("server is stopping", Unavailable),
     ("unknown model", ModelNotFound),
+    ("failed to process the request", ServerError),
 )
 
 
 def error_from_status(status: str, message: str) -> OctavoClientError:
     """Return the exception for the gRPC status called `status`, saying `message`."""
-    if status == "INTERNAL" and _DEAD_MODEL in message:
-        return Unavailable(message)
     return _BY_STATUS.get(status, ServerError)(message)
 
 
 def error_from_message(message: str) -> OctavoClientError:
-    """Return the exception for an error that the server sent without a status."""
+    """Return the exception for an error that came as a message without a gRPC status."""
+    code, _, rest = message.partition(": ")
+    if code in _BY_CODE:
+        return _BY_CODE[code](rest)
     lowered = message.lower()
-    kind = next((kind for text, kind in _BY_MESSAGE if text in lowered), InvalidRequest)
+    kind = next((kind for words, kind in _BY_WORDS if words in lowered), InvalidRequest)
     return kind(message)

@@ -61,9 +61,9 @@ def test_messages_are_sent_as_they_are(server, client):
     assert server.requests[0]["messages"] == b'[{"role": "user", "content": "hi"}]'
 
 
-def test_the_header_that_makes_the_server_send_statuses_is_set(server, client):
+def test_the_header_that_crashes_the_server_is_not_sent(server, client):
     client.generate("hi")
-    assert server.metadata["triton_grpc_error"] == "true"
+    assert "triton_grpc_error" not in server.metadata
 
 
 @pytest.mark.parametrize(
@@ -80,6 +80,15 @@ def test_an_error_in_mid_stream_follows_the_deltas_before_it(server, client, sta
     deltas = client.stream("hi")
     assert next(deltas).text == "a"
     with pytest.raises(kind, match="the engine says no"):
+        next(deltas)
+    assert list(deltas) == []
+
+
+def test_an_error_message_with_a_code_follows_the_deltas_before_it(server, client):
+    server.plays(server.delta("a"), server.refuse("UNAVAILABLE: the engine died"))
+    deltas = client.stream("hi")
+    assert next(deltas).text == "a"
+    with pytest.raises(Unavailable, match=r"^the engine died$"):
         next(deltas)
     assert list(deltas) == []
 

@@ -33,6 +33,8 @@ def test_every_status_has_one_exception_that_keeps_the_message(status, kind):
             errors.Unavailable,
         ),
         ("Server is stopping, scheduler has stopped accepting new requests", errors.Unavailable),
+        ("Stub process 'octavo_0' is not healthy.", errors.Unavailable),
+        ("Failed to process the request(s) for model 'octavo_0'", errors.ServerError),
         ("unable to find data for input tensor 'messages'", errors.InvalidRequest),
     ],
 )
@@ -40,9 +42,19 @@ def test_a_refusal_without_a_status_is_told_by_its_words(message, kind):
     assert type(error_from_message(message)) is kind
 
 
-def test_a_model_whose_process_is_gone_is_unavailable():
-    error = error_from_status("INTERNAL", "Stub process 'octavo_0_0' is not healthy.")
-    assert type(error) is errors.Unavailable
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("INVALID_ARG", errors.InvalidRequest),
+        ("UNAVAILABLE", errors.Unavailable),
+        ("CANCELLED", errors.RequestCancelled),
+        ("INTERNAL", errors.ServerError),
+    ],
+)
+def test_a_code_that_opens_a_message_is_the_kind_of_error_and_no_part_of_its_text(code, kind):
+    error = error_from_message(f"{code}: top_k is 7: too many")
+    assert type(error) is kind
+    assert str(error) == "top_k is 7: too many"
 
 
 def test_every_exception_has_one_root():
