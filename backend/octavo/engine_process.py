@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
@@ -70,8 +71,9 @@ def load_engine(config: EngineConfig) -> EngineLike:
     """Load the engine of this package."""
     # Imported late: torch takes seconds, and by then this process must be tied to its owner.
     from octavo.engine import Engine
+    from octavo.local.demo_model import resolve_model
 
-    return Engine.load(config)
+    return Engine.load(replace(config, model=resolve_model(config.model)))
 
 
 def run_engine(

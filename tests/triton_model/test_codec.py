@@ -104,6 +104,7 @@ def test_what_the_protocol_leaves_in_the_parameters_is_no_error(
 ) -> None:
     leftovers = {
         "triton_enable_empty_final_response": True,
+        "id": "mine",
         "sequence_id": 4,
         "sequence_start": True,
         "sequence_end": False,

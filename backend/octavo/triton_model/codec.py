@@ -33,6 +33,7 @@ _FLAGS = {
 _UNSUPPORTED_FLAGS = ("return_cumulative_logprob", "return_logprobs", "return_timing")
 #: Parameters that belong to the protocol; servers and clients may leave them in a request.
 _PROTOCOL_PARAMETERS = (
+    "id",
     "sequence_id",
     "sequence_start",
     "sequence_end",

@@ -1,15 +1,12 @@
-"""Starts everything a model needs to serve; knows nothing of requests.
+"""Makes a service of a starting engine; apart from `service`, for it reaches down to checkpoints.
 
-Apart from `service`, for it alone reaches down to checkpoints.
+Knows nothing of requests.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from octavo.config import EngineConfig
 from octavo.engine_client import EngineClient
-from octavo.engine_host import start_host
 from octavo.local.demo_model import resolve_model
 from octavo.model.loader import checkpoint_directory
 from octavo.text.tokenizer import Tokenizer
@@ -18,21 +15,17 @@ from octavo.triton_model.pb_utils import PbUtils
 from octavo.triton_model.service import Service
 
 
-def load_service(config: EngineConfig, pb_utils: PbUtils, model: str, version: str) -> Service:
-    """Load a model and its tokenizer, side by side, and begin to serve.
+def make_service(
+    client: EngineClient, config: EngineConfig, pb_utils: PbUtils, model: str, version: str
+) -> Service:
+    """Load the tokenizer while the engine starts, wait for it, and begin to serve.
 
-    `model` and `version` name it in Triton's metrics.
+    `model` and `version` name the model in Triton's metrics.
 
     Raises:
-        ConfigError: it cannot be served; the message says why.
+        ConfigError: engine or tokenizer cannot be loaded; the message says why.
     """
-    directory = str(checkpoint_directory(resolve_model(config.model)))
-    resolved = replace(config, model=directory)
-    client = EngineClient(lambda: start_host(resolved))
-    try:
-        tokenizer = Tokenizer.load(config.tokenizer or directory)
-        client.wait_ready()
-        return Service(client, tokenizer, pb_utils, EngineMetrics(pb_utils, model, version))
-    except BaseException:
-        client.close()
-        raise
+    directory = checkpoint_directory(resolve_model(config.model))
+    tokenizer = Tokenizer.load(config.tokenizer or str(directory))
+    client.wait_ready()
+    return Service(client, tokenizer, pb_utils, EngineMetrics(pb_utils, model, version))

@@ -5,12 +5,15 @@ Knows nothing of how requests are read or answered.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
+from octavo.engine_client import EngineClient
+from octavo.engine_host import start_host
 from octavo.triton_model.codec import complete_config
 from octavo.triton_model.options import read_config
 
@@ -33,9 +36,6 @@ class TritonPythonModel:
         Raises:
             ConfigError: it cannot; Triton shows the message and refuses the load.
         """
-        # Imported late: Triton also imports this file just to complete the configuration.
-        from octavo.triton_model.loading import load_service
-
         logging.basicConfig(
             level=logging.INFO,
             format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
@@ -43,9 +43,18 @@ class TritonPythonModel:
         )
         config = read_config(args, os.environ)
         self._drain_timeout_s = config.drain_timeout_s
-        self._service: Service = load_service(
-            config, pb_utils, args["model_name"], args["model_version"]
-        )
+        client = EngineClient(functools.partial(start_host, config))
+        try:
+            # Imported late: it takes seconds, in which the engine starts already; and Triton
+            # imports this file also just to complete the configuration.
+            from octavo.triton_model.loading import make_service
+
+            self._service: Service = make_service(
+                client, config, pb_utils, args["model_name"], args["model_version"]
+            )
+        except BaseException:
+            client.close(timeout_s=0.0)
+            raise
 
     def execute(self, requests: list[Any]) -> None:
         """Hand requests over and return at once; every answer comes from another thread."""
