@@ -69,6 +69,13 @@ class FakeTritonError(Exception):
     CANCELLED = "CANCELLED"
     INTERNAL = "INTERNAL"
 
+    @property
+    def reason(self) -> str:
+        """The message without the code that every message opens with."""
+        code, _, reason = self.message.partition(": ")
+        assert code == self.code
+        return reason
+
 
 @dataclass
 class FakeMetric:

@@ -257,13 +257,13 @@ def test_a_response_that_is_not_the_last_has_an_empty_finish_reason(pb_utils: An
 )
 def test_every_error_has_a_code(pb_utils: Any, error: Exception, code: str) -> None:
     response = codec.encode_error(pb_utils, error)
-    assert (response.error.code, response.error.message) == (code, "x")
+    assert (response.error.code, response.error.message) == (code, f"{code}: x")
     assert response.output_tensors == []
 
 
 def test_an_error_message_is_bounded_and_valid_unicode(pb_utils: Any) -> None:
     error = codec.encode_error(pb_utils, InvalidRequest("\ud800" + "x" * 10_000)).error
-    assert error.message == "?" + "x" * 1999
+    assert error.message == "INVALID_ARG: ?" + "x" * (2000 - 14)
 
 
 class _Config:

@@ -165,7 +165,7 @@ def test_a_streams_tokens_come_while_a_long_prompt_is_read(
     serving = make_service()
     running = ask(serving, "ab", stream=True, max_tokens=150)
     long = ask(serving, "x" * 400_000)
-    assert long.wait_final().error.message == (
+    assert long.wait_final().error.reason == (
         "prompt has 400,000 tokens but max_model_len is 100,000, with room for the answer; "
         "shorten it or raise max_model_len in engine.json"
     )
@@ -192,7 +192,7 @@ def test_a_wrong_request_is_answered_and_disturbs_nobody(
     sender = ask(serving, **options).wait_final()
     assert sender.error.code == "INVALID_ARG"
     with pytest.raises(AssertionError, match=f"^{message}"):
-        raise AssertionError(sender.error.message)
+        raise AssertionError(sender.error.reason)
     assert other.wait_final().text == "ab" * 20
 
 
@@ -205,7 +205,7 @@ def test_an_unforeseen_error_is_internal_and_keeps_its_details_to_the_log(
     monkeypatch.setattr(service, "admit", fail)
     error = ask(make_service(), "a").error
     assert error.code == "INTERNAL"
-    assert "secret" not in error.message
+    assert "secret" not in error.reason
 
 
 def test_an_error_of_the_engine_ends_its_request_alone(
@@ -218,7 +218,7 @@ def test_an_error_of_the_engine_ends_its_request_alone(
         (fake_engine.REFUSED, "this engine refuses the request"),
     ]:
         error = ask(serving, "a", seed=seed).wait_final().error
-        assert (error.code, error.message) == ("INTERNAL", message)
+        assert (error.code, error.reason) == ("INTERNAL", message)
     assert other.wait_final().text == "ab" * 20
 
 
@@ -256,7 +256,7 @@ def test_a_dead_engine_answers_every_request_at_once_and_comes_back(
     for sender in (streaming, fatal, waiting):
         error = sender.wait_final().responses[-1].error
         assert error.code == "UNAVAILABLE"
-        assert "signal 9" in error.message
+        assert "signal 9" in error.reason
     assert time.monotonic() - died_at < 1.0
     assert not serving.is_ready
     eventually(lambda: _gauge(pb_utils, "octavo_engine_up") == 0)
@@ -339,7 +339,7 @@ def test_after_closing_requests_are_refused(make_service: MakeService, ask: Ask)
     serving = make_service()
     serving.close(0.0)
     error = ask(serving, "ab").error
-    assert (error.code, error.message) == (
+    assert (error.code, error.reason) == (
         "UNAVAILABLE",
         "the model is being unloaded and takes no more requests",
     )

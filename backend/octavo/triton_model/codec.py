@@ -177,11 +177,17 @@ def encode_response(pb_utils: PbUtils, data: ResponseData, outputs: frozenset[st
 
 
 def encode_error(pb_utils: PbUtils, error: BaseException) -> Any:
-    """Build the response that tells of `error`, with its code."""
-    code = getattr(pb_utils.TritonError, code_of(error))
+    """Build the response that tells of `error`: its code, and a message that opens with it.
+
+    A gRPC stream passes on the message alone, so the message must name the code.
+    """
+    code = code_of(error)
     # A message may quote a client's lone surrogates, which no response can carry.
-    message = str(error)[:_MAX_ERROR_LENGTH].encode(errors="replace").decode()
-    return pb_utils.InferenceResponse(output_tensors=[], error=pb_utils.TritonError(message, code))
+    message = f"{code}: {error}"[:_MAX_ERROR_LENGTH].encode(errors="replace").decode()
+    return pb_utils.InferenceResponse(
+        output_tensors=[],
+        error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code)),
+    )
 
 
 def _properties(spec: TensorSpec) -> dict[str, Any]:
