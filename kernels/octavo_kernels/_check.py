@@ -29,12 +29,9 @@ def check_tensor(
     Raises:
         ValueError: It does not fit; the message names what was expected and what was given.
     """
-    sizes = tensor.shape
-    if len(sizes) != len(shape) or any(
-        want is not None and want != got for want, got in zip(shape, sizes, strict=True)
-    ):
+    if not _has_shape(tensor.shape, shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{name} has shape {list(sizes)} but must be [{wanted}]")
+        raise ValueError(f"{name} has shape {list(tensor.shape)} but must be [{wanted}]")
     if like is None:
         if tensor.dtype not in dtypes:
             allowed = " or ".join(map(str, dtypes))
@@ -43,17 +40,28 @@ def check_tensor(
         raise ValueError(
             f"{name} is {tensor.dtype} on {tensor.device} but must be {like.dtype} on {like.device}"
         )
-    if not _is_packed(tensor, packed):
+    if not (tensor.is_contiguous() or _is_packed(tensor, packed)):
         raise ValueError(
             f"{name} has strides {list(tensor.stride())} but its last {packed} dimension(s) must "
             "be contiguous"
         )
 
 
-def _is_packed(tensor: torch.Tensor, dimensions: int) -> bool:
-    expected = 1
-    for dimension in range(tensor.dim() - 1, tensor.dim() - 1 - dimensions, -1):
-        if tensor.shape[dimension] != 1 and tensor.stride(dimension) != expected:
+# Called several times an operation, tens of times a layer: plain loops are half a microsecond, and
+# generator expressions two.
+def _has_shape(given: Sequence[int], expected: Sequence[int | None]) -> bool:
+    if len(given) != len(expected):
+        return False
+    for want, got in zip(expected, given, strict=True):
+        if want != got and want is not None:
             return False
-        expected *= tensor.shape[dimension]
+    return True
+
+
+def _is_packed(tensor: torch.Tensor, dimensions: int) -> bool:
+    strides, expected = tensor.stride(), 1
+    for size, stride in zip(tensor.shape[: -dimensions - 1 : -1], strides[::-1], strict=False):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
     return True

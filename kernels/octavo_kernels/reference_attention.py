@@ -106,7 +106,9 @@ def attend_sequence(
     own = torch.arange(seq_len - rows, seq_len, device=q.device).repeat_interleave(group)
     parts = [
         _attend_rows(part, k, v, positions, scale, window)
-        for part, positions in zip(folded.split(_ROWS, dim=1), own.split(_ROWS), strict=True)
+        for part, positions in zip(
+            torch.split(folded, _ROWS, dim=1), torch.split(own, _ROWS), strict=True
+        )
     ]
     result = torch.cat(parts, dim=1).view(kv_heads, rows, group, head_dim)
     return result.transpose(0, 1).reshape(rows, q_heads, head_dim).to(q.dtype)

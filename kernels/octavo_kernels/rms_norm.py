@@ -46,17 +46,14 @@ def rms_norm(
     library = library_for(x)
     if library is None:
         return out.copy_(rms_norm_reference(x, weight, eps))
-    outer, inner, hidden = (1,) * (3 - x.dim()) + tuple(x.shape)
-    if x.dim() == 2:
-        outer, inner = inner, outer
+    outer = x.shape[0] if x.dim() > 1 else 1
+    inner = x.shape[1] if x.dim() == 3 else 1
     library.octavo_rms_norm(
         x.dtype == torch.bfloat16,
         x.data_ptr(),
         weight.data_ptr(),
         out.data_ptr(),
-        outer,
-        inner,
-        hidden,
+        *(outer, inner, x.shape[-1]),
         strides_of(*_row_strides(x), *_row_strides(out)),
         eps,
         torch.get_num_threads(),
@@ -123,5 +120,6 @@ def add_rms_norm(
 
 def _row_strides(x: torch.Tensor) -> tuple[int, int]:
     """Return the outer and inner stride of the rows of a tensor of up to three dimensions."""
-    strides = x.stride()[:-1]
-    return (*strides, 0, 0)[:2]
+    if x.dim() == 1:
+        return 0, 0
+    return x.stride(0), x.stride(1) if x.dim() == 3 else 0

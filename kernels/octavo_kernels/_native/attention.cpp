@@ -11,6 +11,7 @@
 // Slots outside a row's positions may hold anything: they never enter its arithmetic.
 // The value array must be followed by kLanes readable lanes (loads may run past the last head_dim).
 
+#include <utility>
 #include <vector>
 
 #include "vector.h"
@@ -110,12 +111,15 @@ void locate(const Call& call, const Item& item, int64_t index, Range range, Tile
 
 // scores[r][g] = q[r] . keys of the positions of group g, for G groups from `group` on
 template <class T, int R, int G>
-INLINE void score(const Tile& tile, const Row* rows, int64_t depth, int group,
+INLINE void score(const Tile& tile, const Tile* next, const Row* rows, int64_t depth, int group,
                   Floats (*scores)[kGroups]) {
     Floats sums[R][G] = {};
     for (int64_t d = 0; d < depth; ++d) {
         Lanes keys[G];
         for (int g = 0; g < G; ++g) keys[g] = load<Lanes>(tile.keys[group + g] + d * tile.stride);
+        if (next)
+            for (int g = 0; g < G; ++g)
+                __builtin_prefetch(next->keys[group + g] + d * next->stride);
         for (int r = 0; r < R; ++r) {
             const Lanes q = splat_lane(rows[r].q[d]);
             for (int g = 0; g < G; ++g) sums[r][g] = T::dot(sums[r][g], keys[g], q);
@@ -164,7 +168,7 @@ INLINE uint32_t value_mask(int lane_row, Range range) {
 
 // acc[r] = acc[r] * factor[r] + weights[r] . values, for D vectors of dimensions from `dim` on
 template <class T, int R, int D>
-INLINE void accumulate(const Tile& tile, Row* rows, Range range, const float* factors,
+INLINE void accumulate(const Tile& tile, const Tile* next, Row* rows, Range range, const float* factors,
                        const uint32_t (*weights)[kTile], int64_t dim) {
     Floats sums[R][D];
     for (int r = 0; r < R; ++r)
@@ -176,6 +180,8 @@ INLINE void accumulate(const Tile& tile, Row* rows, Range range, const float* fa
         Lanes values[D];
         for (int d = 0; d < D; ++d)
             values[d] = load<Lanes>(tile.values[i] + dim + d * kLanes) & mask;
+        if (next)
+            for (int d = 0; d < D; ++d) __builtin_prefetch(next->values[i] + dim + d * kLanes);
         for (int r = 0; r < R; ++r) {
             const Lanes weight = splat_lane(weights[r][i]);
             for (int d = 0; d < D; ++d) sums[r][d] = T::dot(sums[r][d], values[d], weight);
@@ -189,14 +195,14 @@ INLINE void accumulate(const Tile& tile, Row* rows, Range range, const float* fa
 }
 
 template <class T, int R>
-void attend_tile(const Call& call, const Tile& tile, Row* rows, Range range) {
+void attend_tile(const Call& call, const Tile& tile, const Tile* next, Row* rows, Range range) {
     const int64_t head_dim = call.shape.head_dim, depth = head_dim / T::kPerLane;
     Floats scores[R][kGroups];
     const int end = (range.end + kLanes - 1) / kLanes;
     int group = range.begin / kLanes;
     for (; group + kPass <= end; group += kPass)
-        score<T, R, kPass>(tile, rows, depth, group, scores);
-    for (; group < end; ++group) score<T, R, 1>(tile, rows, depth, group, scores);
+        score<T, R, kPass>(tile, next, rows, depth, group, scores);
+    for (; group < end; ++group) score<T, R, 1>(tile, next, rows, depth, group, scores);
 
     uint32_t weights[R][kTile];
     float factors[R];
@@ -206,27 +212,27 @@ void attend_tile(const Call& call, const Tile& tile, Row* rows, Range range) {
 
     int64_t dim = 0;
     for (; dim + (kPass - 1) * kLanes < head_dim; dim += kPass * kLanes)
-        accumulate<T, R, kPass>(tile, rows, range, factors, weights, dim);
+        accumulate<T, R, kPass>(tile, next, rows, range, factors, weights, dim);
     for (; dim < head_dim; dim += kLanes)
-        accumulate<T, R, 1>(tile, rows, range, factors, weights, dim);
+        accumulate<T, R, 1>(tile, next, rows, range, factors, weights, dim);
 }
 
 template <class T>
-void attend_run(const Call& call, const Tile& tile, Row* rows, int count, Range range) {
+void attend_run(const Call& call, const Tile& tile, const Tile* next, Row* rows, int count, Range range) {
     switch (count) {
-        case 1: return attend_tile<T, 1>(call, tile, rows, range);
-        case 2: return attend_tile<T, 2>(call, tile, rows, range);
-        case 3: return attend_tile<T, 3>(call, tile, rows, range);
-        case 4: return attend_tile<T, 4>(call, tile, rows, range);
+        case 1: return attend_tile<T, 1>(call, tile, next, rows, range);
+        case 2: return attend_tile<T, 2>(call, tile, next, rows, range);
+        case 3: return attend_tile<T, 3>(call, tile, next, rows, range);
+        case 4: return attend_tile<T, 4>(call, tile, next, rows, range);
 #if defined(OCTAVO_AVX512)
-        case 5: return attend_tile<T, 5>(call, tile, rows, range);
-        case 6: return attend_tile<T, 6>(call, tile, rows, range);
+        case 5: return attend_tile<T, 5>(call, tile, next, rows, range);
+        case 6: return attend_tile<T, 6>(call, tile, next, rows, range);
 #endif
     }
 }
 
 template <class T>
-void attend_item(const Call& call, const Item& item, Tile& tile) {
+void attend_item(const Call& call, const Item& item, Tile* tiles) {
     const int64_t head_dim = call.shape.head_dim;
     const int64_t query_start = call.batch.query_start_loc[item.seq];
     const int64_t query_len = call.batch.query_start_loc[item.seq + 1] - query_start;
@@ -247,14 +253,22 @@ void attend_item(const Call& call, const Item& item, Tile& tile) {
     }
     // Rows are in order of position: the first begins first, the last ends last.
     const int64_t first = rows[0].first, last = rows[item.rows - 1].last;
+    const bool ahead = query_len * call.group <= kMaxRows;
+    Tile *tile = tiles, *following = tiles + 1;
+    locate<T>(call, item, first / kTile, range_in_tile(first, last, first / kTile), *tile);
     for (int64_t index = first / kTile; index <= last / kTile; ++index) {
-        locate<T>(call, item, index, range_in_tile(first, last, index), tile);
-        for (int r = 0, next; r < item.rows; r = next) {
-            const Range range = range_in_tile(rows[r].first, rows[r].last, index);
-            for (next = r + 1; next < item.rows; ++next)
-                if (!(range_in_tile(rows[next].first, rows[next].last, index) == range)) break;
-            if (range.begin < range.end) attend_run<T>(call, tile, rows + r, next - r, range);
+        const Tile* next = nullptr;
+        if (index < last / kTile) {
+            locate<T>(call, item, index + 1, range_in_tile(first, last, index + 1), *following);
+            if (ahead) next = following;
         }
+        for (int r = 0, end; r < item.rows; r = end) {
+            const Range range = range_in_tile(rows[r].first, rows[r].last, index);
+            for (end = r + 1; end < item.rows; ++end)
+                if (!(range_in_tile(rows[end].first, rows[end].last, index) == range)) break;
+            if (range.begin < range.end) attend_run<T>(call, *tile, next, rows + r, end - r, range);
+        }
+        std::swap(tile, following);
     }
     for (int r = 0; r < item.rows; ++r) {
         auto* out = static_cast<typename T::Element*>(call.out) + offset(r, call.out_stride);
@@ -286,9 +300,9 @@ void attend(const Call& call, int threads) {
     const int64_t count = static_cast<int64_t>(items.size());
 #pragma omp parallel num_threads(threads) if (count > 1)
     {
-        Tile tile;
+        Tile tiles[2];
 #pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < count; ++i) attend_item<T>(call, items[i], tile);
+        for (int64_t i = 0; i < count; ++i) attend_item<T>(call, items[i], tiles);
     }
 }
 

@@ -1,0 +1,168 @@
+"""Objects shared by the kernel tests: tolerances, paged caches with poisoned memory, batches."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from octavo_kernels import (
+    AttentionBackend,
+    AttentionMetadata,
+    KVCache,
+    KVCacheShape,
+    make_attention_backend,
+)
+from octavo_kernels.reference_attention import ReferenceAttention
+
+CPU = torch.device("cpu")
+
+# (absolute, relative) allowed between a kernel and its reference, both float32 inside.
+_TOLERANCES = {
+    # The order of sums differs, and e^x by about one unit in the last place.
+    torch.float32: (2e-6, 2e-5),
+    # One rounding of the result, which may fall either way: half of 2^-8 relative. Attention also
+    # rounds its weights to bfloat16; near zero, where terms cancel, that error is absolute.
+    torch.bfloat16: (4e-3, 2**-7),
+    # float16 has no native path: the reference is called, and agrees exactly.
+    torch.float16: (0.0, 0.0),
+}
+
+
+@pytest.fixture
+def assert_near():
+    """Compare a result with its reference by the table above."""
+
+    def compare(actual: torch.Tensor, expected: torch.Tensor) -> None:
+        absolute, relative = _TOLERANCES[actual.dtype]
+        torch.testing.assert_close(actual, expected, atol=absolute, rtol=relative)
+
+    return compare
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=str)
+def dtype(request) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(7)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.full(shape, math.nan, dtype=dtype)
+
+
+@pytest.fixture
+def make_poisoned():
+    return poisoned
+
+
+def _make_backend(name: str, shape: KVCacheShape) -> AttentionBackend:
+    return ReferenceAttention(shape, CPU) if name == "plain" else make_attention_backend(shape, CPU)
+
+
+@dataclass
+class PagedBatch:
+    """Some sequences with keys and values of their own, laid out in a cache by any backend."""
+
+    k: list[torch.Tensor]
+    v: list[torch.Tensor]
+    q: list[torch.Tensor]
+    """The queries of all positions; a step asks for the last few."""
+    q_heads: int
+
+    def attend(
+        self,
+        backend_name: str = "fast",
+        *,
+        query_lens: list[int] | None = None,
+        seq_lens: list[int] | None = None,
+        block_size: int = 16,
+        window: int | None = None,
+        poison: float = math.nan,
+        only: int | None = None,
+    ) -> list[torch.Tensor]:
+        """Return each sequence's rows, computed in one step over a cache filled with `poison`."""
+        chosen = range(len(self.k)) if only is None else [only]
+        lens = seq_lens or [len(k) for k in self.k]
+        rows = query_lens or lens
+        lens, rows = [lens[i] for i in chosen], [rows[i] for i in chosen]
+        k = [self.k[i][:n] for i, n in zip(chosen, lens, strict=True)]
+        v = [self.v[i][:n] for i, n in zip(chosen, lens, strict=True)]
+        q = [self.q[i][n - r : n] for i, n, r in zip(chosen, lens, rows, strict=True)]
+        _, kv_heads, head_dim = k[0].shape
+        shape = KVCacheShape(2, kv_heads, head_dim, block_size, k[0].dtype)
+        backend = _make_backend(backend_name, shape)
+        tables, cache = _allocate(backend, lens, poison)
+        slots = _slots(tables, lens, block_size)
+        backend.write_kv_cache(torch.cat(k), torch.cat(v), cache, 1, slots)
+        metadata = AttentionMetadata(
+            query_start_loc=torch.tensor([0, *rows]).cumsum(0).int(),
+            seq_lens=torch.tensor(lens).int(),
+            block_tables=tables,
+            slot_mapping=slots,
+            max_query_len=max(rows),
+            max_seq_len=max(lens),
+        )
+        out = backend.paged_attention(
+            torch.cat(q), cache, 1, metadata, scale=head_dim**-0.5, window=window
+        )
+        return list(out.split(rows))
+
+
+def _allocate(
+    backend: AttentionBackend, lens: list[int], poison: float
+) -> tuple[torch.Tensor, KVCache]:
+    """Deal out blocks in random order; table entries past a sequence are nonsense."""
+    counts = [math.ceil(n / backend.shape.block_size) for n in lens]
+    blocks = iter(torch.randperm(sum(counts) + 3).tolist())
+    tables = torch.full((len(lens), max(counts) + 1), -123, dtype=torch.int32)
+    for table, count in zip(tables, counts, strict=True):
+        for i in range(count):
+            table[i] = next(blocks)
+    cache = backend.allocate(sum(counts) + 3)
+    for layer in (*cache.keys, *cache.values):
+        layer.fill_(poison)
+    return tables, cache
+
+
+def _slots(tables: torch.Tensor, lens: list[int], block_size: int) -> torch.Tensor:
+    slots = []
+    for table, length in zip(tables.long(), lens, strict=True):
+        positions = torch.arange(length)
+        slots.append(table[positions // block_size] * block_size + positions % block_size)
+    return torch.cat(slots)
+
+
+@pytest.fixture
+def make_batch():
+    def make(
+        lens: list[int],
+        *,
+        kv_heads: int = 3,
+        group: int = 3,
+        head_dim: int = 64,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> PagedBatch:
+        def draw(length: int, heads: int) -> torch.Tensor:
+            return torch.randn(length, heads, head_dim).to(dtype)
+
+        return PagedBatch(
+            k=[draw(n, kv_heads) for n in lens],
+            v=[draw(n, kv_heads) for n in lens],
+            q=[draw(n, kv_heads * group) for n in lens],
+            q_heads=kv_heads * group,
+        )
+
+    return make

@@ -1,0 +1,212 @@
+"""What paged attention computes, against a dense formula and against its reference."""
+
+import math
+
+import pytest
+import torch
+
+from octavo_kernels import AttentionMetadata, KVCacheShape, make_attention_backend
+from octavo_kernels.reference_attention import ReferenceAttention
+
+pytestmark = pytest.mark.kernels
+
+CPU = torch.device("cpu")
+# a prefill chunk, a decode, a long prefix with two new rows, a first token, one whole tile
+LENS, QUERY_LENS = [150, 65, 333, 1, 64], [77, 1, 2, 1, 64]
+
+
+def dense_attention(q, k, v, window):
+    """Softmax over gathered keys in float64; q holds the last rows of the sequence."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * q.shape[-1] ** -0.5
+    own = torch.arange(len(k) - len(q), len(k))[:, None]
+    at = torch.arange(len(k))[None]
+    seen = at <= own if window is None else (at <= own) & (at > own - window)
+    weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+@pytest.mark.parametrize("window", [None, 1, 100])
+@pytest.mark.parametrize("group", [1, 4])
+def test_reference_is_dense_softmax_in_float64(make_batch, window, group):
+    batch = make_batch(LENS, group=group, head_dim=16, dtype=torch.float32)
+    outs = batch.attend("plain", query_lens=QUERY_LENS, window=window)
+    for out, rows, q, k, v in zip(outs, QUERY_LENS, batch.q, batch.k, batch.v, strict=True):
+        expected = dense_attention(q[-rows:], k, v, window)
+        torch.testing.assert_close(out.double(), expected, atol=2e-6, rtol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 1, 64, 100])
+@pytest.mark.parametrize(
+    ("kv_heads", "group", "head_dim", "block_size"),
+    [
+        (3, 3, 64, 16),
+        (2, 1, 128, 32),
+        (1, 8, 64, 8),
+        (1, 7, 80, 64),
+        (2, 4, 10, 16),
+        (1, 2, 256, 128),
+        (1, 2, 2, 256),
+        (2, 2, 15, 16),
+        (1, 2, 16, 5),
+    ],
+)
+def test_attention_agrees_with_reference(
+    make_batch, assert_near, dtype, kv_heads, group, head_dim, block_size, window
+):
+    batch = make_batch(LENS, kv_heads=kv_heads, group=group, head_dim=head_dim, dtype=dtype)
+    options = {"query_lens": QUERY_LENS, "block_size": block_size, "window": window}
+    for actual, expected in zip(
+        batch.attend(**options), batch.attend("plain", **options), strict=True
+    ):
+        assert_near(actual, expected)
+
+
+@pytest.mark.parametrize("name", ["fast", "plain"])
+def test_scores_of_any_size_neither_overflow_nor_vanish(make_batch, name):
+    batch = make_batch([70], dtype=torch.float32, head_dim=16)
+    batch.q[0] *= 1e4
+    (out,) = batch.attend(name)
+    torch.testing.assert_close(
+        out.double(),
+        dense_attention(batch.q[0], batch.k[0], batch.v[0], None),
+        atol=1e-4,
+        rtol=1e-3,
+    )
+
+
+@pytest.fixture(params=["fast", "plain"])
+def make_backend(request):
+    def make(shape: KVCacheShape):
+        plain = request.param == "plain"
+        return ReferenceAttention(shape, CPU) if plain else make_attention_backend(shape, CPU)
+
+    return make
+
+
+def test_new_cache_is_zero_and_as_large_as_promised(make_backend, dtype):
+    shape = KVCacheShape(3, 2, 16, 8, dtype)
+    cache = make_backend(shape).allocate(5)
+    tensors = (*cache.keys, *cache.values)
+    assert cache.num_blocks == 5
+    assert sum(x.nbytes for x in tensors) == 5 * shape.bytes_per_block
+    assert shape.bytes_per_block == 3 * 2 * 2 * 16 * 8 * dtype.itemsize
+    assert not any(x.any() for x in tensors)
+
+
+def test_write_changes_the_mapped_slots_of_one_layer_only(make_backend, dtype):
+    shape = KVCacheShape(2, 2, 16, 8, dtype)
+    backend = make_backend(shape)
+    cache = backend.allocate(6)
+    for x in (*cache.keys, *cache.values):
+        x.fill_(7)
+    k, v = torch.ones(4, 2, 16, dtype=dtype), torch.full((4, 2, 16), 2.0, dtype=dtype)
+    backend.write_kv_cache(k, v, cache, 1, torch.tensor([3, -1, 47, 16]))
+    assert bool((cache.keys[0] == 7).all())
+    assert bool((cache.values[0] == 7).all())
+    for written, value in ((cache.keys[1], 1), (cache.values[1], 2)):
+        assert int((written == value).sum()) == 3 * 2 * 16
+        assert int((written == 7).sum()) == written.numel() - 3 * 2 * 16
+        assert [int((block == value).sum()) for block in written] == [32, 0, 32, 0, 0, 32]
+
+
+def test_write_and_query_accept_slices_of_a_fused_projection(make_backend, dtype):
+    backend = make_backend(KVCacheShape(1, 2, 16, 8, dtype))
+    fused = torch.randn(5, 8 * 16).to(dtype)
+    q, k, v = (x.view(5, -1, 16) for x in fused.split([64, 32, 32], dim=1))
+    metadata = one_sequence(5)
+    outs = []
+    for tensors in ((q, k, v), (q.contiguous(), k.contiguous(), v.contiguous())):
+        cache = backend.allocate(1)
+        backend.write_kv_cache(*tensors[1:], cache, 0, metadata.slot_mapping)
+        outs.append(backend.paged_attention(tensors[0], cache, 0, metadata, scale=0.25))
+    assert torch.equal(*outs)
+
+
+def test_out_is_filled_and_returned_and_other_rows_are_left_alone(make_backend, dtype):
+    backend = make_backend(KVCacheShape(1, 2, 16, 8, dtype))
+    cache, metadata = backend.allocate(1), one_sequence(3)
+    q = torch.randn(5, 4, 16).to(dtype)
+    out = torch.full_like(q, 9)
+    assert backend.paged_attention(q, cache, 0, metadata, scale=1.0, out=out) is out
+    assert not out[:3].any()
+    assert bool((out[3:] == 9).all())
+
+
+def test_a_sequence_without_rows_in_this_step_is_passed_over(make_backend, dtype):
+    backend = make_backend(KVCacheShape(1, 1, 16, 8, dtype))
+    cache = backend.allocate(1)
+    metadata = AttentionMetadata(
+        torch.tensor([0, 0, 1], dtype=torch.int32),
+        torch.tensor([5, 1], dtype=torch.int32),
+        torch.tensor([[-1], [0]], dtype=torch.int32),
+        torch.tensor([0]),
+        1,
+        5,
+    )
+    q = torch.ones(1, 1, 16, dtype=dtype)
+    backend.write_kv_cache(q, q, cache, 0, metadata.slot_mapping)
+    assert torch.equal(backend.paged_attention(q, cache, 0, metadata, scale=1.0), q)
+
+
+def one_sequence(length: int, block: int = 0) -> AttentionMetadata:
+    return AttentionMetadata(
+        query_start_loc=torch.tensor([0, length], dtype=torch.int32),
+        seq_lens=torch.tensor([length], dtype=torch.int32),
+        block_tables=torch.tensor([[block]], dtype=torch.int32),
+        slot_mapping=torch.arange(length),
+        max_query_len=length,
+        max_seq_len=length,
+    )
+
+
+def test_numbers_that_point_outside_the_cache_are_refused(make_backend):
+    backend = make_backend(KVCacheShape(1, 1, 16, 8, torch.float32))
+    cache = backend.allocate(2)
+    q = torch.zeros(2, 1, 16)
+    with pytest.raises(IndexError):
+        backend.paged_attention(q, cache, 0, one_sequence(2, block=2), scale=1.0)
+    with pytest.raises(IndexError):
+        backend.write_kv_cache(q, q, cache, 0, torch.tensor([0, 16]))
+
+
+@pytest.mark.parametrize(
+    ("q", "options", "message"),
+    [
+        (torch.ones(1, 3, 16), {}, "q has 3 heads but must have a multiple of 2"),
+        (torch.ones(1, 2, 8), {}, r"q has shape \[1, 2, 8\] but must be \[any, any, 16\]"),
+        (torch.ones(1, 2, 16).half(), {}, "q is torch.float16 but must be torch.float32"),
+        (torch.ones(1, 2, 16), {"window": 0}, "window is 0 but must be at least 1 or None"),
+        (torch.ones(1, 2, 16), {"out": torch.ones(2, 2, 16)}, r"out has shape \[2, 2, 16\]"),
+    ],
+)
+def test_wrong_queries_are_refused(make_backend, q, options, message):
+    backend = make_backend(KVCacheShape(1, 2, 16, 8, torch.float32))
+    with pytest.raises(ValueError, match=message):
+        backend.paged_attention(q, backend.allocate(1), 0, one_sequence(1), scale=1.0, **options)
+
+
+def test_wrong_keys_are_refused(make_backend):
+    backend = make_backend(KVCacheShape(1, 2, 16, 8, torch.float32))
+    k, cache = torch.ones(3, 2, 16), backend.allocate(1)
+    with pytest.raises(ValueError, match=r"v has shape \[2, 2, 16\] but must be \[3, 2, 16\]"):
+        backend.write_kv_cache(k, k[:2], cache, 0, torch.arange(3))
+    with pytest.raises(ValueError, match=r"slot_mapping is torch.int32 but must be torch.int64"):
+        backend.write_kv_cache(k, k, cache, 0, torch.arange(3).int())
+
+
+def test_wrong_metadata_and_shapes_are_refused():
+    with pytest.raises(ValueError, match=r"query_start_loc has shape \[1\] but must be \[2\]"):
+        AttentionMetadata(
+            torch.zeros(1, dtype=torch.int32),
+            torch.ones(1, dtype=torch.int32),
+            torch.zeros(1, 1, dtype=torch.int32),
+            torch.zeros(1, dtype=torch.int64),
+            1,
+            1,
+        )
+    with pytest.raises(ValueError, match="block_size is 0 but must be at least 1"):
+        KVCacheShape(1, 1, 16, 0, torch.float32)
+    with pytest.raises(ValueError, match=r"dtype is torch.int8 but must be torch.float32 or"):
+        KVCacheShape(1, 1, 16, 8, torch.int8)

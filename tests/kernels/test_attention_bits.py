@@ -1,0 +1,83 @@
+"""A query row's bits depend on its own past alone; every test compares for equality."""
+
+import math
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.kernels
+
+LENS = [150, 65, 333, 1, 64]
+
+
+@pytest.fixture(params=["fast", "plain"])
+def backend_name(request) -> str:
+    return request.param
+
+
+def assert_same(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("block_size", [8, 32, 64, 128])
+def test_block_size_changes_no_bit(make_batch, dtype, backend_name, block_size, window):
+    batch = make_batch(LENS, dtype=dtype)
+    expected = batch.attend(backend_name, block_size=16, window=window)
+    assert_same(batch.attend(backend_name, block_size=block_size, window=window), expected)
+
+
+@pytest.mark.parametrize(("kv_heads", "group", "head_dim"), [(3, 3, 64), (1, 1, 16), (1, 8, 80)])
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64])
+def test_chunks_and_decoding_give_the_bits_of_one_whole_prefill(
+    make_batch, dtype, backend_name, chunk, window, kv_heads, group, head_dim
+):
+    batch = make_batch([140], kv_heads=kv_heads, group=group, head_dim=head_dim, dtype=dtype)
+    (whole,) = batch.attend(backend_name, window=window)
+    ends = range(chunk, 140 + 1, chunk)
+    parts = [
+        batch.attend(backend_name, query_lens=[chunk], seq_lens=[end], window=window)[0]
+        for end in ends
+    ]
+    assert torch.equal(torch.cat(parts), whole[: ends[-1]])
+
+
+def test_batch_mates_change_no_bit(make_batch, dtype, backend_name):
+    batch = make_batch(LENS, dtype=dtype)
+    query_lens = [77, 1, 2, 1, 64]
+    together = batch.attend(backend_name, query_lens=query_lens)
+    for i in range(len(LENS)):
+        assert_same(batch.attend(backend_name, query_lens=query_lens, only=i), [together[i]])
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 3e4])
+@pytest.mark.parametrize("block_size", [8, 16, 32, 128])
+def test_what_unused_slots_hold_changes_no_bit(make_batch, dtype, backend_name, poison, block_size):
+    batch = make_batch(LENS, dtype=dtype)
+    options = {"query_lens": [77, 1, 2, 1, 64], "block_size": block_size}
+    for window in (None, 33):
+        expected = batch.attend(backend_name, poison=0.0, window=window, **options)
+        assert all(bool(x.isfinite().all()) for x in expected)
+        assert_same(batch.attend(backend_name, poison=poison, window=window, **options), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("position", [10, 63, 64, 99])
+def test_a_later_token_that_is_not_finite_spoils_no_earlier_row(make_batch, dtype, position):
+    batch = make_batch([100], dtype=dtype)
+    (expected,) = batch.attend()
+    batch.k[0][position] = math.nan
+    batch.v[0][position] = math.nan
+    (spoiled,) = batch.attend()
+    assert torch.equal(spoiled[:position], expected[:position])
+    assert bool(spoiled[position:].isnan().all())
+
+
+def test_thread_count_changes_no_bit(make_batch, dtype, backend_name, threads):
+    batch = make_batch(LENS, dtype=dtype)
+    actual = batch.attend(backend_name)
+    torch.set_num_threads(3 - threads)
+    assert_same(batch.attend(backend_name), actual)

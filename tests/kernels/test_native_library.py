@@ -1,0 +1,114 @@
+"""How the native library is built, found and left out."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.kernels
+
+needs_compiler = pytest.mark.skipif(
+    not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")),
+    reason="this machine has no C++ compiler",
+)
+
+USE = """
+import torch
+from octavo_kernels import KVCacheShape, make_attention_backend, rms_norm
+shape = KVCacheShape(1, 1, 16, 16, torch.float32)
+print(make_attention_backend(shape, torch.device("cpu")).name)
+print(rms_norm(torch.full((1, 4), 2.0), torch.ones(4), 0.0).tolist())
+"""
+
+
+def start(code: str, cache: Path, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[list[str], str]:
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    return stdout.splitlines(), stderr
+
+
+def libraries(cache: Path) -> list[str]:
+    return [path.name for path in (cache / "octavo" / "kernels").iterdir()]
+
+
+@needs_compiler
+def test_two_processes_that_build_at_once_leave_one_whole_library(tmp_path):
+    for output, errors in [finish(p) for p in [start(USE, tmp_path) for _ in range(2)]]:
+        assert output == ["native", "[[1.0, 1.0, 1.0, 1.0]]"]
+        assert errors == ""
+    (library,) = libraries(tmp_path)
+    assert library.startswith("octavo_kernels-")
+
+
+@needs_compiler
+def test_a_cached_library_is_used_without_compiling(tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] || echo x >> "$COUNT"\nexec g++ "$@"\n')
+    compiler.chmod(0o755)
+    count = tmp_path / "count"
+    for _ in range(2):
+        process = start(USE, tmp_path / "cache", CXX=str(compiler), COUNT=str(count))
+        assert finish(process)[0][0] == "native"
+    assert count.read_text() == "x\n"
+
+
+def test_without_a_compiler_one_warning_is_logged_and_torch_serves(tmp_path):
+    output, errors = finish(start(USE, tmp_path, PATH="", CXX=""))
+    assert output == ["reference", "[[1.0, 1.0, 1.0, 1.0]]"]
+    assert errors == (
+        "using slow torch operations on the CPU: "
+        "no C++ compiler is on the path; install g++ or set CXX\n"
+    )
+
+
+def test_a_compiler_that_fails_leaves_nothing_behind_and_torch_serves(tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\necho "out of luck" >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    output, errors = finish(start(USE, tmp_path, CXX=str(compiler)))
+    assert output[0] == "reference"
+    assert f"{compiler} failed: out of luck" in errors
+    assert libraries(tmp_path) == []
+
+
+def test_a_cache_directory_that_cannot_be_made_leaves_torch_to_serve(tmp_path):
+    (tmp_path / "octavo").write_text("a file in the way")
+    output, errors = finish(start(USE, tmp_path))
+    assert output[0] == "reference"
+    assert "cannot be made" in errors
+
+
+def test_the_environment_can_ask_for_the_reference(tmp_path):
+    output, errors = finish(start(USE, tmp_path, OCTAVO_KERNELS="reference"))
+    assert output[0] == "reference"
+    assert errors == ""
+    assert not (tmp_path / "octavo").exists()
+
+
+def test_another_choice_of_kernels_is_refused(tmp_path):
+    process = start(USE, tmp_path, OCTAVO_KERNELS="fast")
+    assert "OCTAVO_KERNELS is 'fast' but must be unset or 'reference'" in process.communicate()[1]
+    assert process.returncode != 0
+
+
+@needs_compiler
+def test_native_code_shares_the_threads_of_torch(tmp_path):
+    code = USE + (
+        "maps = open('/proc/self/maps').read().split()\n"
+        "runtimes = {x for x in maps if x.startswith('/') and 'omp' in x.rsplit('/', 1)[1]}\n"
+        "print(len({x for x in runtimes if 'gomp' in x or 'libomp' in x or 'iomp' in x}))\n"
+    )
+    assert finish(start(code, tmp_path))[0][-1] == "1"
