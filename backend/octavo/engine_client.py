@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from octavo.engine_host import EngineHost
-from octavo.engine_messages import Abort, EngineFailed, EngineReady, Shutdown
+from octavo.engine_messages import Abort, EngineFailed, EngineReady, Shutdown, StopRequested
 from octavo.errors import ConfigError, EngineDead
 from octavo.request import EngineInfo, FinishReason, Request, StepOutput
 
@@ -49,7 +49,7 @@ class EngineDied:
     message: str
 
 
-Event = StepOutput | EngineReady | EngineDied
+Event = StepOutput | EngineReady | StopRequested | EngineDied
 
 
 class EngineClient:

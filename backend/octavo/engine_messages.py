@@ -1,8 +1,9 @@
 """What the engine process and its owner say to each other, one pickled object at a time.
 
 To the engine: a `Request`, an `Abort`, a `Shutdown`; in a process of its own, its `EngineConfig`
-first. From the engine: one `EngineReady` or `EngineFailed`, then a `StepOutput` a step. Lives in a
-module without torch, because both ends import it to read the other's messages.
+first. From the engine: one `EngineReady` or `EngineFailed`, then a `StepOutput` a step, and a
+`StopRequested` when its process gets SIGTERM. Lives in a module without torch, because both ends
+import it to read the other's messages.
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ class EngineReady:
     """The model is loaded and requests may come."""
 
     info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The engine's process was asked to end, which is for its owner to do.
+
+    Whoever stops a server tells its whole process group, and Triton tells its models nothing while
+    requests run: this is how a model learns that it is time to drain.
+    """
 
 
 @dataclass(frozen=True, slots=True)

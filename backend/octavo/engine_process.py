@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from octavo.config import EngineConfig
-from octavo.engine_messages import Abort, EngineFailed, EngineReady, Shutdown
+from octavo.engine_messages import Abort, EngineFailed, EngineReady, Shutdown, StopRequested
 from octavo.errors import OctavoError, RequestError
 from octavo.request import (
     EngineInfo,
@@ -77,17 +77,21 @@ def load_engine(config: EngineConfig) -> EngineLike:
 
 
 def run_engine(
-    config: EngineConfig, connection: Connection, engine_factory: EngineFactory = load_engine
+    config: EngineConfig,
+    connection: Connection,
+    engine_factory: EngineFactory = load_engine,
+    stop_signals: list[int] | None = None,
 ) -> bool:
     """Serve one connection until its owner ends it or the engine fails.
 
-    A failure is told to the owner as `EngineFailed`. Returns whether the end was in good order.
+    A failure is told to the owner as `EngineFailed`, and what a signal handler puts into
+    `stop_signals` as `StopRequested`. Returns whether the end was in good order.
     """
     channel = _Channel(connection)
     try:
         engine = engine_factory(config)
         channel.send(EngineReady(engine.info))
-        _Loop(engine, channel).run()
+        _Loop(engine, channel, [] if stop_signals is None else stop_signals).run()
     except _OwnerGone:
         logger.warning("the owner of the engine is gone; ending")
     except Exception as error:
@@ -134,9 +138,10 @@ class _Channel:
 class _Loop:
     """Drain the inbox, step, tell; wait without a busy loop when there is nothing to do."""
 
-    def __init__(self, engine: EngineLike, channel: _Channel) -> None:
+    def __init__(self, engine: EngineLike, channel: _Channel, stop_signals: list[int]) -> None:
         self._engine = engine
         self._channel = channel
+        self._stop_signals = stop_signals
         self._refused: list[TokenOutput] = []
         self._told = StepStats()
 
@@ -150,6 +155,9 @@ class _Loop:
                 if isinstance(message, Shutdown):
                     return
                 self._handle(message)
+            if self._stop_signals:
+                self._stop_signals.clear()
+                self._channel.send(StopRequested())
             if self._engine.has_unfinished:
                 self._tell(self._engine.step())
 
@@ -184,19 +192,21 @@ class _Loop:
             self._channel.has_message(None)
 
 
-def tie_to_parent() -> None:
+def tie_to_parent(stop_signals: list[int]) -> None:
     """Make the kernel kill this process when the thread that started it ends.
 
-    Signals that reach the whole process group are ignored: the owner alone decides when to end.
+    Signals that reach the whole process group end nothing, for the owner alone decides when to end;
+    SIGTERM is noted in `stop_signals`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(engine_factory: EngineFactory = load_engine) -> int:
     """Serve the connection of `--fd`, whose first message is the configuration."""
-    tie_to_parent()
+    stop_signals: list[int] = []
+    tie_to_parent(stop_signals)
     parser = argparse.ArgumentParser(prog="python -m octavo.engine_process")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the owner")
     connection: Connection = Connection(parser.parse_args().fd)
@@ -209,7 +219,7 @@ def main(engine_factory: EngineFactory = load_engine) -> int:
         config = connection.recv()
     except (EOFError, OSError):
         return 1  # the owner died before this process was tied to it
-    return 0 if run_engine(config, connection, engine_factory) else 1
+    return 0 if run_engine(config, connection, engine_factory, stop_signals) else 1
 
 
 if __name__ == "__main__":

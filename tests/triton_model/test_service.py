@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from octavo.engine_client import EngineState
+from octavo.engine_host import EngineProcess
 from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model import response_writer, service
 from octavo.triton_model.service import Service
@@ -312,9 +315,9 @@ def test_a_fault_of_the_writer_itself_ends_requests_and_not_the_writer(
 
 
 def test_closing_lets_running_requests_finish(make_service: MakeService, ask: Ask) -> None:
-    serving = make_service()
+    serving = make_service(drain_timeout_s=10.0)
     sender = ask(serving, "ab", stream=True, max_tokens=100)
-    serving.close(10.0)
+    serving.close()
     assert sender.text == "ab" * 50
 
 
@@ -323,10 +326,10 @@ def test_closing_ends_the_rest_when_the_time_is_up(
     make_service: MakeService, ask: Ask, process: bool
 ) -> None:
     threads = set(threading.enumerate())
-    serving = make_service(process=process)
+    serving = make_service(process=process, drain_timeout_s=0.05)
     senders = [ask(serving, "ab", stream=True, max_tokens=10**6, seed=0) for _ in range(3)]
     started = time.monotonic()
-    serving.close(0.05)
+    serving.close()
     assert time.monotonic() - started < 2.0
     for sender in senders:
         assert sender.responses[-1].error.code == "UNAVAILABLE"
@@ -335,9 +338,28 @@ def test_closing_ends_the_rest_when_the_time_is_up(
     assert serving._client.state is EngineState.CLOSED
 
 
+def test_a_server_that_is_told_to_stop_ends_what_runs_too_long(
+    make_service: MakeService, ask: Ask
+) -> None:
+    """SIGTERM reaches the engine process, for Triton tells a model nothing while requests run."""
+    serving = make_service(process=True, drain_timeout_s=0.5)
+    long = ask(serving, "ab", stream=True, max_tokens=10**6)
+    long.wait_for(lambda sender: len(sender.responses) > 1)
+    engine = serving._client._engine
+    assert engine is not None
+    assert isinstance(engine.host, EngineProcess)
+    os.kill(engine.host.pid, signal.SIGTERM)
+    short = ask(serving, "ab", max_tokens=20)
+    assert short.wait_final().text == "ab" * 11
+    error = long.wait_final().responses[-1].error
+    assert error.code == "UNAVAILABLE"
+    assert error.reason == "the server stops before the request is finished"
+    assert serving.is_ready
+
+
 def test_after_closing_requests_are_refused(make_service: MakeService, ask: Ask) -> None:
     serving = make_service()
-    serving.close(0.0)
+    serving.close()
     error = ask(serving, "ab").error
     assert (error.code, error.reason) == (
         "UNAVAILABLE",

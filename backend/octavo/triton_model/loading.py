@@ -28,4 +28,5 @@ def make_service(
     directory = checkpoint_directory(resolve_model(config.model))
     tokenizer = Tokenizer.load(config.tokenizer or str(directory))
     client.wait_ready()
-    return Service(client, tokenizer, pb_utils, EngineMetrics(pb_utils, model, version))
+    metrics = EngineMetrics(pb_utils, model, version)
+    return Service(client, tokenizer, pb_utils, metrics, config.drain_timeout_s)

@@ -42,7 +42,6 @@ class TritonPythonModel:
             datefmt="%H:%M:%S",
         )
         config = read_config(args, os.environ)
-        self._drain_timeout_s = config.drain_timeout_s
         client = EngineClient(functools.partial(start_host, config))
         try:
             # Imported late: it takes seconds, in which the engine starts already; and Triton
@@ -67,4 +66,4 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Let running requests finish for `drain_timeout_s`, end the rest, and leave nothing."""
-        self._service.close(self._drain_timeout_s)
+        self._service.close()

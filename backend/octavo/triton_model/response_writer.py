@@ -13,7 +13,7 @@ import time
 from collections import deque
 
 from octavo.engine_client import EngineClient, EngineDied, Event
-from octavo.engine_messages import EngineReady
+from octavo.engine_messages import EngineReady, StopRequested
 from octavo.errors import EngineDead, EngineError, OctavoError, RequestCancelled
 from octavo.request import EngineInfo, FinishReason, StepOutput, StepStats, TokenOutput
 from octavo.triton_model.codec import encode_error, encode_response
@@ -44,10 +44,17 @@ def send_error(pb_utils: PbUtils, sender: ResponseSender, error: BaseException) 
 class ResponseWriter:
     """Passes requests to the engine and its tokens to clients.
 
-    Any thread may call `submit`. After `start` the writer's thread alone uses `client`.
+    Any thread may call `submit`. After `start` the writer's thread alone uses `client`. Requests
+    that are live when the writer or the whole server is to stop get `drain_timeout_s` to finish.
     """
 
-    def __init__(self, client: EngineClient, pb_utils: PbUtils, metrics: EngineMetrics) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        pb_utils: PbUtils,
+        metrics: EngineMetrics,
+        drain_timeout_s: float,
+    ) -> None:
         self._client = client
         self._pb_utils = pb_utils
         self._metrics = metrics
@@ -56,7 +63,9 @@ class ResponseWriter:
         self._due: dict[str, LiveRequest] = {}
         self._to_ask: deque[LiveRequest] = deque()
         self._ask_at_s = 0.0
-        self._drain_until_s: float | None = None
+        self._drain_timeout_s = drain_timeout_s
+        self._end_live_at_s: float | None = None
+        self._is_closing = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="response-writer", daemon=True)
 
@@ -72,37 +81,34 @@ class ResponseWriter:
             EngineDead: the writer is stopping; the caller must answer.
         """
         with self._lock:
-            if self._drain_until_s is not None:
+            if self._is_closing:
                 raise EngineDead("the model is being unloaded and takes no more requests")
             self._handed_over.append(live)
         self._client.wake()
 
-    def stop(self, drain_timeout_s: float) -> None:
+    def stop(self) -> None:
         """Refuse new requests, let live ones finish until the timeout, and end everything."""
         with self._lock:
-            self._drain_until_s = time.monotonic() + drain_timeout_s
+            self._is_closing = True
+        self._end_live_soon()
         self._client.wake()
         self._thread.join()
 
+    def _end_live_soon(self) -> None:
+        if self._end_live_at_s is None:
+            self._end_live_at_s = time.monotonic() + self._drain_timeout_s
+
     def _run(self) -> None:
-        while not self._is_drained():
+        while self._live or self._handed_over or not self._is_closing:
             try:
                 self._turn()
             except Exception:
                 logger.exception("the response writer failed; it ends all requests and goes on")
                 self._fail_all(EngineError("the server failed to answer; its log says why"))
                 time.sleep(CANCELLATION_INTERVAL_S)  # a lasting fault must not burn a core
-        self._admit()
-        self._fail_all(EngineDead("the model is unloaded; the request was not finished in time"))
         self._metrics.observe(StepStats(), engine_up=False)
         self._metrics.flush(time.monotonic())
         self._client.close(ENGINE_CLOSE_TIMEOUT_S)
-
-    def _is_drained(self) -> bool:
-        if self._drain_until_s is None:
-            return False
-        idle = not self._live and not self._handed_over
-        return idle or time.monotonic() >= self._drain_until_s
 
     def _turn(self) -> None:
         """Take what has come from both sides, and send what is due, joined by request."""
@@ -113,6 +119,9 @@ class ResponseWriter:
             self._send(self._due.pop(next(iter(self._due))))
             self._admit()  # a new request need not wait for every response
         self._ask_clients()
+        if self._end_live_at_s is not None and time.monotonic() >= self._end_live_at_s:
+            self._end_live_at_s = None
+            self._fail_all(EngineDead("the server stops before the request is finished"))
         self._metrics.flush(time.monotonic())
 
     def _timeout_s(self) -> float | None:
@@ -121,8 +130,10 @@ class ResponseWriter:
         waits = [self._metrics.flush(now_s)]
         if self._live:
             waits.append(self._ask_at_s - now_s)
-        if self._drain_until_s is not None:
-            waits.append(self._drain_until_s - now_s if self._live else 0.0)
+        if self._end_live_at_s is not None:
+            waits.append(self._end_live_at_s - now_s)
+        if self._is_closing and not self._live:
+            waits.append(0.0)
         return max(0.0, min(given)) if (given := [w for w in waits if w is not None]) else None
 
     def _admit(self) -> None:
@@ -143,6 +154,9 @@ class ResponseWriter:
                 self._take(output)
         elif isinstance(event, EngineReady):
             self._observe_ready(event.info)
+        elif isinstance(event, StopRequested):
+            logger.info("told to stop; live requests get %g s", self._drain_timeout_s)
+            self._end_live_soon()
         elif isinstance(event, EngineDied):
             self._metrics.observe(StepStats(), engine_up=False)
             self._fail_all(EngineDead(event.message))

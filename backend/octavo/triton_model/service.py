@@ -33,11 +33,12 @@ class Service:
         tokenizer: Tokenizer,
         pb_utils: PbUtils,
         metrics: EngineMetrics,
+        drain_timeout_s: float,
     ) -> None:
         self._client = client
         self._tokenizer = tokenizer
         self._pb_utils = pb_utils
-        self._writer = ResponseWriter(client, pb_utils, metrics)
+        self._writer = ResponseWriter(client, pb_utils, metrics, drain_timeout_s)
         self._long_prompts = ThreadPoolExecutor(1, thread_name_prefix="long-prompts")
         self._writer.start()
 
@@ -58,10 +59,10 @@ class Service:
         except Exception as error:
             self._refuse(sender, error)
 
-    def close(self, drain_timeout_s: float) -> None:
+    def close(self) -> None:
         """Refuse new requests, let live ones finish until the timeout, and end everything."""
         self._long_prompts.shutdown(wait=True)
-        self._writer.stop(drain_timeout_s)
+        self._writer.stop()
 
     def _hand_over(self, decoded: DecodedRequest, sender: ResponseSender) -> None:
         try:
