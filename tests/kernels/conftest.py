@@ -47,16 +47,19 @@ def dtype(request) -> torch.dtype:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def one_thread_and_one_seed() -> Iterator[None]:
+    """Start each test alike, on one thread: a team is slow where other processes are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     torch.manual_seed(7)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=[1, 2])
-def threads(request) -> Iterator[int]:
-    before = torch.get_num_threads()
+def threads(request, one_thread_and_one_seed) -> int:
     torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+    return request.param
 
 
 def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
