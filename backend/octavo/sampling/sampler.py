@@ -22,6 +22,8 @@ from octavo.scheduler.output import SampledToken
 PREFILTER = 256
 
 
+# The decoder's logits are inference tensors, which masking could not change otherwise.
+@torch.inference_mode()
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[SampledToken, ...]:
     """Draw one token for each row.
 
