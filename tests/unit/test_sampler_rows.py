@@ -154,12 +154,11 @@ def test_ends_are_not_drawn_before_min_tokens(draw, temperature):
     assert {token.token_id for token in draw(logits, params)} == {END}
 
 
-def test_ends_are_masked_in_the_inference_tensors_of_the_decoder(draw):
+def test_ends_are_masked_in_the_inference_tensors_of_the_decoder(make_sequence):
     with torch.inference_mode():
-        logits = torch.zeros(1, 50)
-        logits[0, END] = 20.0
-    (token,) = draw(logits, [{"temperature": 0, "min_tokens": 1}])
-    assert token.token_id != END
+        logits = torch.tensor([[0.0, 2.0, 1.0]])
+    sequence = make_sequence("a", 5, min_tokens=1, temperature=0)
+    assert sample(logits, build_sampling_batch([sequence], lambda _: {1})) == (SampledToken(2),)
 
 
 def test_min_tokens_counts_output_and_ends_with_it(make_sequence):
