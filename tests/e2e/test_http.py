@@ -1,0 +1,137 @@
+"""Triton's HTTP generate endpoints, called as curl and the vLLM backend's clients call them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from octavo.local.triton_server import TritonServer
+
+pytestmark = pytest.mark.e2e
+
+Post = Callable[..., tuple[int, str]]
+OpenExchange = Callable[[TritonServer], Any]
+
+GENERATE = "models/octavo/generate"
+GENERATE_STREAM = "models/octavo/generate_stream"
+PROMPT = "The capital of France is"
+ANSWER = " Paris."
+
+
+def events(body: str) -> list[dict[str, Any]]:
+    """Return the JSON of server-sent events; there is nothing else between them."""
+    parts = body.split("\n\n")
+    assert parts.pop() == ""
+    assert all(part.startswith("data: ") for part in parts)
+    return [json.loads(part.removeprefix("data: ")) for part in parts]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"max_tokens": 2, "temperature": 0}, {"max_tokens": "2", "temperature": "0.0"}],
+    ids=["numbers", "strings"],
+)
+@pytest.mark.parametrize("nested", [True, False], ids=["nested", "flat"])
+def test_generate_reads_parameters(
+    demo_server: TritonServer, post: Post, parameters: dict[str, Any], nested: bool
+) -> None:
+    given = {"parameters": parameters} if nested else parameters
+    status, body = post(demo_server, GENERATE, {"text_input": PROMPT, **given})
+    assert (status, json.loads(body)["text_output"]) == (200, PROMPT + ANSWER)
+
+
+def test_generate_stream_sends_an_event_a_delta(demo_server: TritonServer, post: Post) -> None:
+    request = {
+        "text_input": PROMPT,
+        "stream": True,
+        "return_finish_reason": True,
+        "return_num_output_tokens": True,
+        "parameters": {"max_tokens": 8, "temperature": 0, "ignore_eos": True},
+    }
+    status, body = post(demo_server, GENERATE_STREAM, request)
+    assert status == 200
+    deltas = events(body)
+    assert len(deltas) > 4
+    assert "".join(delta["text_output"] for delta in deltas).startswith(ANSWER)
+    assert sum(delta["num_output_tokens"] for delta in deltas) == 8
+    assert [delta["finish_reason"] for delta in deltas] == [""] * (len(deltas) - 1) + ["length"]
+
+
+def test_vllm_layout_is_served_as_its_clients_send_it(
+    demo_server: TritonServer, post: Post, exchange: OpenExchange
+) -> None:
+    request = {
+        "text_input": PROMPT,
+        "stream": True,
+        "sampling_parameters": '{"temperature": "0.0", "top_p": "0.95", "max_tokens": "2"}',
+        "exclude_input_in_output": True,
+        "return_finish_reason": True,
+        "return_cumulative_logprob": False,
+        "return_logprobs": False,
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+    }
+    with exchange(demo_server) as stream:
+        stream.send(request)
+        responses = stream.receive_all()
+    assert "".join(response.text for response in responses) == ANSWER
+    assert responses[-1].outputs["num_input_tokens"] == [5]
+    status, body = post(demo_server, GENERATE_STREAM, request)
+    assert status == 200
+    assert "".join(delta["text_output"] for delta in events(body)) == ANSWER
+
+
+def test_documented_curl_of_the_vllm_backend_works(demo_server: TritonServer, post: Post) -> None:
+    parameters = {"stream": False, "temperature": 0, "max_tokens": 2}
+    status, body = post(demo_server, GENERATE, {"text_input": PROMPT, "parameters": parameters})
+    assert (status, json.loads(body)["text_output"]) == (200, PROMPT + ANSWER)
+
+
+def test_scheduling_keys_beside_the_tensor_are_refused_rather_than_ignored(
+    tiny_server: TritonServer, post: Post
+) -> None:
+    request = {"text_input": "a", "sampling_parameters": "{}", "parameters": {"priority": 1}}
+    status, body = post(tiny_server, GENERATE, request)
+    assert status == 400
+    assert (
+        json.loads(body)["error"]
+        == "INVALID_ARG: sampling parameter 'priority' is not supported yet"
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_body", "message"),
+    [
+        ({"stream": False}, "the request has none of them but must have one of text_input"),
+        ({"text_input": "a", "temperature": -1}, "temperature is -1"),
+        ({"text_input": "a", "temprature": 1}, "did you mean 'temperature'?"),
+        ({"text_input": "a", "n": 2}, "sampling parameter 'n' is not supported yet"),
+        ({"text_input": "a", "max_tokens": [1]}, "max_tokens"),
+        ({"text_input": "a", "timeout": 1000}, "timeout is not supported yet"),
+        ({"text_input": ""}, "text_input is empty"),
+        ({"messages": "no JSON"}, "messages is not valid JSON"),
+        ({"input_ids": [1, 49152]}, "input_ids has 49152 at position 1"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+@pytest.mark.parametrize("endpoint", [GENERATE, GENERATE_STREAM])
+def test_wrong_requests_answer_a_status_and_a_reason(
+    tiny_server: TritonServer,
+    post: Post,
+    endpoint: str,
+    request_body: Any,
+    message: str,
+) -> None:
+    status, body = post(tiny_server, endpoint, request_body)
+    assert status == 400
+    assert message in body
+    assert "Traceback" not in body
+
+
+def test_unknown_model_is_named(tiny_server: TritonServer, post: Post) -> None:
+    status, body = post(tiny_server, "models/nonesuch/generate", {"text_input": "a"})
+    assert status in (400, 404)
+    assert "nonesuch" in body
