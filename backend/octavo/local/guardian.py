@@ -85,7 +85,8 @@ def watch(server: subprocess.Popen[bytes], control: socket.socket, grace_s: floa
             server.kill()
             return server.wait()
         if deadline is None and (asked or stop_signals):
-            server.terminate()
+            # The whole group: an engine process that hears of it ends what runs too long.
+            os.killpg(server.pid, signal.SIGTERM)
             deadline = time.monotonic() + grace_s + GRACE_MARGIN_S
     return server.returncode
 
