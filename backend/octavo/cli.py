@@ -19,10 +19,15 @@ from octavo_client.cli import COMMANDS
 LEVELS = ("debug", "info", "warning", "error")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "OCTAVO"}
+)
 @click.version_option(__version__, prog_name="octavo")
 def main() -> None:
-    """Serve language models in a Triton Inference Server, and talk to them."""
+    """Serve language models in a Triton Inference Server, and talk to them.
+
+    Every option can be set by a variable too: OCTAVO_SERVE_HTTP_PORT is --http-port of serve.
+    """
 
 
 @main.command(context_settings={"show_default": True})
