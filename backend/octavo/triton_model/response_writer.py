@@ -90,7 +90,6 @@ class ResponseWriter:
         """Refuse new requests, let live ones finish until the timeout, and end everything."""
         with self._lock:
             self._is_closing = True
-        self._end_live_soon()
         self._client.wake()
         self._thread.join()
 
@@ -112,6 +111,8 @@ class ResponseWriter:
 
     def _turn(self) -> None:
         """Take what has come from both sides, and send what is due, joined by request."""
+        if self._is_closing:
+            self._end_live_soon()
         self._admit()
         for event in self._client.poll(self._timeout_s()):
             self._handle(event)
@@ -126,15 +127,16 @@ class ResponseWriter:
 
     def _timeout_s(self) -> float | None:
         """Return how long nothing is due unless the engine or a new request says otherwise."""
-        now_s = time.monotonic()
-        waits = [self._metrics.flush(now_s)]
-        if self._live:
-            waits.append(self._ask_at_s - now_s)
-        if self._end_live_at_s is not None:
-            waits.append(self._end_live_at_s - now_s)
         if self._is_closing and not self._live:
-            waits.append(0.0)
-        return max(0.0, min(given)) if (given := [w for w in waits if w is not None]) else None
+            return 0.0
+        now_s = time.monotonic()
+        flush_in_s = self._metrics.flush(now_s)
+        waits_s = [] if flush_in_s is None else [flush_in_s]
+        if self._live:
+            waits_s.append(self._ask_at_s - now_s)
+        if self._end_live_at_s is not None:
+            waits_s.append(self._end_live_at_s - now_s)
+        return max(0.0, min(waits_s)) if waits_s else None
 
     def _admit(self) -> None:
         while self._handed_over:
@@ -190,9 +192,11 @@ class ResponseWriter:
         try:
             response = encode_response(self._pb_utils, data, live.options.outputs)
             live.sender.send(response, flags=flags)
-        except Exception as error:
+        except Exception:
             logger.exception("a response could not be sent")
-            self._fail(live, EngineError(f"the response could not be sent: {error}"))
+            self._fail(
+                live, EngineError("the response could not be sent; the server's log says why")
+            )
 
     def _ask_clients(self) -> None:
         """End the requests of clients that are gone, asking some of them each time."""
