@@ -195,6 +195,12 @@ def test_only_rows_that_ask_get_a_log_probability(draw):
     assert [token.logprob is not None for token in drawn] == asked
 
 
+def test_the_smallest_random_number_skips_tokens_of_no_probability(draw):
+    # The first seed whose number for the token at position 5 is exactly 0.
+    logits = torch.tensor([[-1000.0, -1000.0, 0.0, 0.0]])
+    assert draw(logits, {"seed": 21_626_905}) == [SampledToken(2)]
+
+
 def test_no_rows_draw_nothing():
     batch = build_sampling_batch([], lambda _: frozenset())
     assert sample(torch.empty(0, 17), batch) == ()
