@@ -22,6 +22,7 @@ constexpr int kTile = 64;
 constexpr int kGroups = kTile / kLanes;  // vectors of positions in a tile
 constexpr int kSmallestBlock = 8;
 constexpr int kMaxHeadDim = 256;
+constexpr int64_t kSerialPositions = 1024;  // shorter work is not worth waking a team
 #if defined(OCTAVO_AVX512)
 constexpr int kMaxRows = 6, kPass = 4;  // rows x vectors held in registers by the inner loops
 #else
@@ -51,10 +52,11 @@ struct Call {
 struct Item {
     int64_t seq, kv_head, first_row;
     int rows;
+    bool alone;  // no other item reads these keys, so they are not in cache yet
 };
 
 struct Row {
-    const uint32_t* q;
+    const uint32_t* q;  // kMaxRows lanes apart: neighbouring rows share a line
     int64_t first, last;  // positions it attends to, both included
     float max;
     Floats sum;
@@ -62,9 +64,9 @@ struct Row {
 };
 
 struct Tile {
-    const uint32_t* keys[kGroups];  // lane rows of each group of positions, `stride` lanes apart
+    const uint32_t* keys[kGroups] = {};  // lane rows of a group of positions, `stride` apart
     int64_t stride;
-    const uint32_t* values[kTile];  // one lane row for each position, or pair of positions
+    const uint32_t* values[kTile] = {};  // one lane row for each position, or pair of positions
     alignas(64) uint32_t packed[kMaxHeadDim * kTile];  // keys of blocks smaller than a vector
 };
 
@@ -86,13 +88,14 @@ void locate(const Call& call, const Item& item, int64_t index, Range range, Tile
     const int64_t block_lanes = shape.head_dim * shape.block_size / T::kPerLane;
     const int64_t depth = shape.head_dim / T::kPerLane;
     const int32_t* table = call.batch.block_tables + item.seq * call.batch.max_blocks;
+    const int shift = __builtin_ctzll(shape.block_size);  // block sizes are powers of two
     const bool pack = shape.block_size < kLanes;
     tile.stride = pack ? kTile : shape.block_size;
     for (int at = range.begin / kSmallestBlock * kSmallestBlock; at < range.end;
          at += kSmallestBlock) {
         const int64_t position = index * kTile + at;
-        const int64_t block = table[position / shape.block_size];
-        const int64_t slot = position % shape.block_size;
+        const int64_t block = table[position >> shift];
+        const int64_t slot = position & (shape.block_size - 1);
         const int64_t base = (block * shape.kv_heads + item.kv_head) * block_lanes;
         const uint32_t* values = call.values + base + slot / T::kPerLane * shape.head_dim;
         for (int i = 0; i < kSmallestBlock / T::kPerLane; ++i)
@@ -109,7 +112,9 @@ void locate(const Call& call, const Item& item, int64_t index, Range range, Tile
     }
 }
 
-// scores[r][g] = q[r] . keys of the positions of group g, for G groups from `group` on
+// scores[r][g] = q[r] . keys of the positions of group g, for G groups from `group` on.
+// `next`, where given, is fetched into the cache meanwhile: blocks are scattered over memory, and
+// the processor cannot guess where the next one lies.
 template <class T, int R, int G>
 INLINE void score(const Tile& tile, const Tile* next, const Row* rows, int64_t depth, int group,
                   Floats (*scores)[kGroups]) {
@@ -121,7 +126,7 @@ INLINE void score(const Tile& tile, const Tile* next, const Row* rows, int64_t d
             for (int g = 0; g < G; ++g)
                 __builtin_prefetch(next->keys[group + g] + d * next->stride);
         for (int r = 0; r < R; ++r) {
-            const Lanes q = splat_lane(rows[r].q[d]);
+            const Lanes q = splat_lane(rows[0].q[d * kMaxRows + r]);
             for (int g = 0; g < G; ++g) sums[r][g] = T::dot(sums[r][g], keys[g], q);
         }
     }
@@ -129,33 +134,46 @@ INLINE void score(const Tile& tile, const Tile* next, const Row* rows, int64_t d
         for (int g = 0; g < G; ++g) scores[r][group + g] = sums[r][g];
 }
 
-// Turn a row's scores into weights relative to the running maximum; return the factor of the past.
-template <class T>
-INLINE float weigh(Row& row, Floats* scores, Range range, float scale,
-                   typename T::Element* weights) {
-    const int begin = range.begin / kLanes, end = (range.end + kLanes - 1) / kLanes;
-    Floats highest = splat(-__builtin_inff());
-    for (int g = begin; g < end; ++g) {
+// Scale a row's scores, hide those of positions outside `range`, and return the largest.
+INLINE float mask_scores(Floats* scores, Range range, float scale) {
+    const Floats hidden = splat(-__builtin_inff());
+    Floats highest = hidden;
+    for (int g = range.begin / kLanes; g * kLanes < range.end; ++g) {
         scores[g] *= scale;
         if (g * kLanes < range.begin || (g + 1) * kLanes > range.end) {
             Ints position;
             for (int i = 0; i < kLanes; ++i) position[i] = g * kLanes + i;
-            const Ints valid = (position >= range.begin) & (position < range.end);
-            scores[g] = valid ? scores[g] : splat(-__builtin_inff());
+            scores[g] = (position >= range.begin) & (position < range.end) ? scores[g] : hidden;
         }
         highest = larger(scores[g], highest);
     }
-    const float tile_max = across_max(highest);
-    const float max = tile_max > row.max ? tile_max : row.max;
-    const float factor = exponential(splat(row.max - max))[0];
-    row.sum *= factor;
-    for (int g = begin; g < end; ++g) {
-        const Floats weight = exponential(scores[g] - max);
-        row.sum += weight;
-        T::narrow(weights + g * kLanes, weight);
+    return across_max(highest);
+}
+
+// Raise the running maxima to this tile's scores, turn the scores into weights relative to them,
+// and return the factor that brings each row's past to the new maximum.
+template <class T, int R>
+INLINE Floats weigh(Row* rows, Floats (*scores)[kGroups], Range range, float scale,
+                    uint32_t (*weights)[kTile]) {
+    static_assert(kMaxRows <= kLanes);
+    Floats before = {}, after = {};
+    for (int r = 0; r < R; ++r) {
+        const float tile_max = mask_scores(scores[r], range, scale);
+        before[r] = rows[r].max;
+        after[r] = rows[r].max = tile_max > rows[r].max ? tile_max : rows[r].max;
     }
-    row.max = max;
-    return factor;
+    const Floats factors = exponential(before - after);
+    for (int r = 0; r < R; ++r) {
+        auto* to = reinterpret_cast<typename T::Element*>(weights[r]);
+        Floats sum = rows[r].sum * factors[r];
+        for (int g = range.begin / kLanes; g * kLanes < range.end; ++g) {
+            const Floats weight = exponential(scores[r][g] - rows[r].max);
+            sum += weight;
+            T::narrow(to + g * kLanes, weight);
+        }
+        rows[r].sum = sum;
+    }
+    return factors;
 }
 
 // Which halves of a lane row of values hold positions inside `range`.
@@ -168,7 +186,7 @@ INLINE uint32_t value_mask(int lane_row, Range range) {
 
 // acc[r] = acc[r] * factor[r] + weights[r] . values, for D vectors of dimensions from `dim` on
 template <class T, int R, int D>
-INLINE void accumulate(const Tile& tile, const Tile* next, Row* rows, Range range, const float* factors,
+INLINE void accumulate(const Tile& tile, const Tile* next, Row* rows, Range range, Floats factors,
                        const uint32_t (*weights)[kTile], int64_t dim) {
     Floats sums[R][D];
     for (int r = 0; r < R; ++r)
@@ -205,10 +223,7 @@ void attend_tile(const Call& call, const Tile& tile, const Tile* next, Row* rows
     for (; group < end; ++group) score<T, R, 1>(tile, next, rows, depth, group, scores);
 
     uint32_t weights[R][kTile];
-    float factors[R];
-    for (int r = 0; r < R; ++r)
-        factors[r] = weigh<T>(rows[r], scores[r], range, call.scale,
-                              reinterpret_cast<typename T::Element*>(weights[r]));
+    const Floats factors = weigh<T, R>(rows, scores, range, call.scale, weights);
 
     int64_t dim = 0;
     for (; dim + (kPass - 1) * kLanes < head_dim; dim += kPass * kLanes)
@@ -218,7 +233,8 @@ void attend_tile(const Call& call, const Tile& tile, const Tile* next, Row* rows
 }
 
 template <class T>
-void attend_run(const Call& call, const Tile& tile, const Tile* next, Row* rows, int count, Range range) {
+void attend_run(const Call& call, const Tile& tile, const Tile* next, Row* rows, int count,
+                Range range) {
     switch (count) {
         case 1: return attend_tile<T, 1>(call, tile, next, rows, range);
         case 2: return attend_tile<T, 2>(call, tile, next, rows, range);
@@ -231,52 +247,74 @@ void attend_run(const Call& call, const Tile& tile, const Tile* next, Row* rows,
     }
 }
 
+// The rows of an item and their memory.
+struct Workspace {
+    Tile tiles[2];
+    Row rows[kMaxRows];
+    uint32_t queries[kMaxHeadDim][kMaxRows];
+    alignas(64) float acc[kMaxRows][kMaxHeadDim];
+};
+
+// Where row r of an item lies in an array of rows `stride` apart.
+INLINE int64_t row_offset(const Call& call, const Item& item, int r, int64_t stride) {
+    const int64_t row = item.first_row + r;
+    const int64_t token = call.batch.query_start_loc[item.seq] + row / call.group;
+    const int64_t head = item.kv_head * call.group + row % call.group;
+    return token * stride + head * call.shape.head_dim;
+}
+
 template <class T>
-void attend_item(const Call& call, const Item& item, Tile* tiles) {
-    const int64_t head_dim = call.shape.head_dim;
-    const int64_t query_start = call.batch.query_start_loc[item.seq];
-    const int64_t query_len = call.batch.query_start_loc[item.seq + 1] - query_start;
-    alignas(64) float acc[kMaxRows][kMaxHeadDim] = {};
-    Row rows[kMaxRows] = {};
-    const auto offset = [&](int r, int64_t stride) {
-        const int64_t row = item.first_row + r;
-        const int64_t head = item.kv_head * call.group + row % call.group;
-        return (query_start + row / call.group) * stride + head * head_dim;
-    };
+void start_rows(const Call& call, const Item& item, Workspace& work) {
+    const int32_t* start = call.batch.query_start_loc + item.seq;
+    const int64_t computed = call.batch.seq_lens[item.seq] - (start[1] - start[0]);
+    memset(work.acc, 0, sizeof work.acc);
     for (int r = 0; r < item.rows; ++r) {
-        const int64_t token = (item.first_row + r) / call.group;
-        const int64_t last = call.batch.seq_lens[item.seq] - query_len + token;
+        const int64_t last = computed + (item.first_row + r) / call.group;
         const int64_t first = call.window > 0 && last >= call.window ? last - call.window + 1 : 0;
-        const auto* q = static_cast<const typename T::Element*>(call.q) + offset(r, call.q_stride);
-        rows[r] = Row{reinterpret_cast<const uint32_t*>(q), first, last, -__builtin_inff(), Floats{},
-                      acc[r]};
+        const auto* q = static_cast<const typename T::Element*>(call.q) +
+                        row_offset(call, item, r, call.q_stride);
+        for (int64_t d = 0; d < call.shape.head_dim / T::kPerLane; ++d)
+            memcpy(&work.queries[d][r], q + d * T::kPerLane, sizeof work.queries[d][r]);
+        work.rows[r] = Row{&work.queries[0][r], first, last, -__builtin_inff(), Floats{},
+                           work.acc[r]};
     }
+}
+
+template <class T>
+void finish_rows(const Call& call, const Item& item, const Workspace& work) {
+    for (int r = 0; r < item.rows; ++r) {
+        auto* out = static_cast<typename T::Element*>(call.out) +
+                    row_offset(call, item, r, call.out_stride);
+        const Floats total = splat(across_sum(work.rows[r].sum));
+        for_pieces(call.shape.head_dim, [&](int64_t d, int count) {
+            write<T>(out + d, load<Floats>(work.acc[r] + d) / total, count);
+        });
+    }
+}
+
+template <class T>
+void attend_item(const Call& call, const Item& item, Workspace& work) {
+    start_rows<T>(call, item, work);
+    Row* rows = work.rows;
     // Rows are in order of position: the first begins first, the last ends last.
     const int64_t first = rows[0].first, last = rows[item.rows - 1].last;
-    const bool ahead = query_len * call.group <= kMaxRows;
-    Tile *tile = tiles, *following = tiles + 1;
+    const int64_t end = last / kTile + 1;
+    Tile *tile = work.tiles, *following = work.tiles + 1;
     locate<T>(call, item, first / kTile, range_in_tile(first, last, first / kTile), *tile);
-    for (int64_t index = first / kTile; index <= last / kTile; ++index) {
-        const Tile* next = nullptr;
-        if (index < last / kTile) {
+    for (int64_t index = first / kTile; index < end; ++index) {
+        if (index + 1 < end)
             locate<T>(call, item, index + 1, range_in_tile(first, last, index + 1), *following);
-            if (ahead) next = following;
-        }
-        for (int r = 0, end; r < item.rows; r = end) {
+        const Tile* next = item.alone && index + 1 < end ? following : nullptr;
+        for (int r = 0, stop; r < item.rows; r = stop) {
             const Range range = range_in_tile(rows[r].first, rows[r].last, index);
-            for (end = r + 1; end < item.rows; ++end)
-                if (!(range_in_tile(rows[end].first, rows[end].last, index) == range)) break;
-            if (range.begin < range.end) attend_run<T>(call, *tile, next, rows + r, end - r, range);
+            for (stop = r + 1; stop < item.rows; ++stop)
+                if (!(range_in_tile(rows[stop].first, rows[stop].last, index) == range)) break;
+            if (range.begin < range.end)
+                attend_run<T>(call, *tile, next, rows + r, stop - r, range);
         }
         std::swap(tile, following);
     }
-    for (int r = 0; r < item.rows; ++r) {
-        auto* out = static_cast<typename T::Element*>(call.out) + offset(r, call.out_stride);
-        const Floats total = splat(across_sum(rows[r].sum));
-        for_pieces(head_dim, [&](int64_t d, int count) {
-            write<T>(out + d, load<Floats>(acc[r] + d) / total, count);
-        });
-    }
+    finish_rows<T>(call, item, work);
 }
 
 std::vector<Item> split_rows(const Call& call) {
@@ -288,7 +326,7 @@ std::vector<Item> split_rows(const Call& call) {
         for (int64_t head = 0; head < call.shape.kv_heads; ++head)
             for (int64_t part = 0; part < parts; ++part) {
                 const int64_t begin = rows * part / parts, end = rows * (part + 1) / parts;
-                items.push_back({seq, head, begin, static_cast<int>(end - begin)});
+                items.push_back({seq, head, begin, static_cast<int>(end - begin), parts == 1});
             }
     }
     return items;
@@ -298,11 +336,13 @@ template <class T>
 void attend(const Call& call, int threads) {
     const std::vector<Item> items = split_rows(call);
     const int64_t count = static_cast<int64_t>(items.size());
-#pragma omp parallel num_threads(threads) if (count > 1)
+    int64_t positions = 0;
+    for (const Item& item : items) positions += call.batch.seq_lens[item.seq];
+#pragma omp parallel num_threads(threads) if (count > 1 && positions > kSerialPositions)
     {
-        Tile tiles[2];
+        Workspace work;
 #pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < count; ++i) attend_item<T>(call, items[i], tiles);
+        for (int64_t i = 0; i < count; ++i) attend_item<T>(call, items[i], work);
     }
 }
 
@@ -312,7 +352,8 @@ int64_t find_invalid(const Batch& batch, const CacheShape& shape) {
         const int64_t begin = batch.query_start_loc[seq], end = batch.query_start_loc[seq + 1];
         const int64_t length = batch.seq_lens[seq];
         if (begin < 0 || end < begin || end > batch.num_tokens || length < end - begin) return seq;
-        const int64_t blocks = end == begin ? 0 : (length + shape.block_size - 1) / shape.block_size;
+        if (end == begin) continue;
+        const int64_t blocks = (length + shape.block_size - 1) / shape.block_size;
         if (blocks > batch.max_blocks) return seq;
         const int32_t* table = batch.block_tables + seq * batch.max_blocks;
         for (int64_t i = 0; i < blocks; ++i)
@@ -330,7 +371,8 @@ void write_cache(const CacheShape& shape, const void* k, const void* v, void* ke
 #pragma omp parallel for num_threads(threads) if (tokens > 16)
     for (int64_t token = 0; token < tokens; ++token) {
         if (slots[token] < 0) continue;
-        const int64_t block = slots[token] / shape.block_size, slot = slots[token] % shape.block_size;
+        const int64_t block = slots[token] / shape.block_size;
+        const int64_t slot = slots[token] % shape.block_size;
         for (int64_t head = 0; head < shape.kv_heads; ++head) {
             const E* k_from = static_cast<const E*>(k) + token * strides[0] + head * head_dim;
             const E* v_from = static_cast<const E*>(v) + token * strides[1] + head * head_dim;

@@ -134,7 +134,8 @@ void octavo_silu_and_mul(int bfloat16, const void* gate_up, void* out, int64_t r
     run(gate_up, out, rows, inner, strides, threads);
 }
 
-// Returns the first token whose position is outside [0, max_len), before anything is written, or -1.
+// Returns the first token whose position is outside [0, max_len), before anything is written,
+// or -1.
 int64_t octavo_apply_rope(int bfloat16, const void* q, const void* k, void* q_out, void* k_out,
                           const int64_t* positions, const float* cos_sin, int64_t tokens,
                           int64_t q_heads, int64_t k_heads, int64_t head_dim, int64_t rotary_dim,

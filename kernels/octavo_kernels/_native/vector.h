@@ -85,10 +85,23 @@ INLINE float across_sum(Floats value) {
     return (value + swap_lanes<1>(value))[0];
 }
 
-// e^x, within about one unit in the last place for -87 <= x <= 88; 0 below, e^88 above, NaN stays.
+// x * 2^n for whole n, -150 < n < 128; n is also in the low bits of `shifted`.
+INLINE Floats scale_by_power(Floats x, Floats n, Floats shifted) {
+#if defined(OCTAVO_AVX512)
+    (void)shifted;
+    return (Floats)_mm512_scalef_ps((__m512)x, (__m512)n);
+#else
+    // Two factors, for 2^n alone may be too small to be a normal number.
+    (void)n;
+    const Ints whole = ((Ints)shifted << 9) >> 9;
+    const Ints half = whole >> 1;
+    return x * (Floats)((half + 127) << 23) * (Floats)((whole - half + 127) << 23);
+#endif
+}
+
+// e^x, within about one unit in the last place for x <= 88; exactly 0 below -104; NaN stays.
 INLINE Floats exponential(Floats x) {
-    const Ints vanishes = x < splat(-87.0f);
-    x = vanishes ? splat(-87.0f) : x;
+    x = larger(splat(-104.0f), x);  // in this order NaN passes
     x = x > splat(88.0f) ? splat(88.0f) : x;
     const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves an integer below
     const Floats shifted = multiply_add(x, splat(1.44269504f), shift);
@@ -102,8 +115,7 @@ INLINE Floats exponential(Floats x) {
     p = multiply_add(p, r, splat(1.6666665459e-1f));
     p = multiply_add(p, r, splat(5.0000001201e-1f));
     p = multiply_add(p, r * r, r) + 1.0f;
-    const Floats power = (Floats)(((Lanes)shifted << 23) + 0x3f800000u);
-    return vanishes ? Floats{} : p * power;
+    return scale_by_power(p, whole, shifted);
 }
 
 struct Float32 {
