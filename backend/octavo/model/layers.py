@@ -7,13 +7,14 @@ Determinism. A row must have the same bits whatever the number of rows it is com
 request would answer differently in a batch than alone. Measured (AMD AVX512-BF16, torch 2.13, 1 to
 16 threads, 1 to 1,000 rows, inner sizes 7 to 8,192):
 
-- bfloat16, packed or plain: the same bits for every number of rows.
-- float32 packed with the hint below: the same bits from two rows on; a single row differs where the
-  inner size is large (1,536 and more here), whatever the hint, and everywhere with hint 1.
+- bfloat16, packed or plain: the same bits from two rows on; a single row takes another routine,
+  which differs where the inner size is large. Rounding to bfloat16 hides that nearly always (about
+  one value in 5,000 shows it), so it takes many rows to see.
+- float32 packed with the hint below: the same, but every value may differ for a single row.
 - float32 plain (MKL): the bits differ between 1, 2-3, 4-7 and 8 or more rows, and now and then
   between larger numbers where the threads share the rows unevenly.
 
-Hence a single float32 row is padded to two, and plain products on a CPU run in tiles of a fixed
+Hence a single row is padded to two, and plain products on a CPU run in tiles of a fixed
 number of rows, the last one padded with zeros. A row's place among the rows changes nothing
 either. No such promise holds on a GPU, where the library chooses by the number of rows.
 """
@@ -25,7 +26,7 @@ import torch.nn.functional as F
 
 # Rows the packed layout is chosen for; one layout serves every number of rows.
 _PACKING_ROWS = 32
-_MIN_ROWS_FLOAT32 = 2
+_MIN_ROWS = 2
 _PLAIN_TILE_ROWS = 32
 
 
@@ -42,16 +43,13 @@ class PackedLinear:
         self._bias = bias
         self._packed = _pack(weight)
         self._plain = weight if self._packed is None else None
-        self._min_rows = _MIN_ROWS_FLOAT32 if weight.dtype == torch.float32 else 1
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T + bias, [rows, out], for x [rows >= 1, in] of its dtype."""
         if self._packed is not None:
-            num_rows = x.shape[0]
-            if num_rows >= self._min_rows:
+            if x.shape[0] >= _MIN_ROWS:
                 return _multiply_packed(x, self._packed, self._bias)
-            padded = F.pad(x, (0, 0, 0, self._min_rows - num_rows))
-            return _multiply_packed(padded, self._packed, self._bias)[:num_rows]
+            return _multiply_packed(x.expand(_MIN_ROWS, -1), self._packed, self._bias)[:1]
         assert self._plain is not None
         if x.device.type == "cpu":
             return _multiply_tiles(x, self._plain, self._bias)
