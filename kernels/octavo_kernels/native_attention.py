@@ -7,6 +7,7 @@ two neighbouring positions of one dimension. Knows nothing of how the native cod
 """
 
 import ctypes
+import mmap
 
 import torch
 
@@ -147,8 +148,13 @@ class NativeAttention:
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         elements = torch.Size(shape).numel()
-        slack = _SLACK_BYTES // self.shape.dtype.itemsize
-        return torch.zeros(elements + slack, dtype=self.shape.dtype)[:elements].view(shape)
+        dtype = self.shape.dtype
+        # Mapped memory is zero, and takes room only once it is written: a large cache that is
+        # never filled costs nothing, and a model is ready sooner.
+        memory = mmap.mmap(
+            -1, elements * dtype.itemsize + _SLACK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
+        return torch.frombuffer(memory, dtype=dtype, count=elements).view(shape)
 
 
 def make_native_attention(shape: KVCacheShape) -> NativeAttention | None:
