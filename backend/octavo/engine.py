@@ -91,7 +91,10 @@ class Engine:
         return self.scheduler.finish(request_id, reason) is not None
 
     def step(self) -> StepOutput:
-        """Run one step of the model over the sequences that the scheduler picks."""
+        """Run one step of the model over the sequences that the scheduler picks.
+
+        There must be unfinished requests.
+        """
         scheduled = self.scheduler.schedule()
         logits = self._runner.execute(scheduled)
         batch = build_sampling_batch(scheduled.sampling, self.scheduler.ending_token_ids)

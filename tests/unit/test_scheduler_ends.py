@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.errors import InvalidRequest, PromptTooLong
+from octavo.cache.kv_cache_manager import KVCacheManager
+from octavo.errors import EngineError, InvalidRequest, PromptTooLong
 from octavo.request import FinishReason, TokenOutput
 from octavo.scheduler.output import SampledToken
-from octavo.sequence import SequenceStatus
+from octavo.scheduler.scheduler import Scheduler, SchedulerLimits
+from octavo.sequence import Sequence, SequenceStatus
 
 END = 0
 STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
@@ -109,3 +111,21 @@ def test_finish_from_outside_frees_at_once_and_disturbs_nobody(make_scheduler, n
 def test_finish_of_an_unknown_id_does_nothing(make_scheduler):
     driver = make_scheduler()
     assert driver.scheduler.finish("never", ABORT) is None
+
+
+@pytest.mark.parametrize("damage", ["lost", "doubled", "short table"])
+def test_check_integrity_finds_a_sequence_out_of_place(damage, make_request):
+    manager = KVCacheManager(num_blocks=8, block_size=8)
+    scheduler = Scheduler(SchedulerLimits(4, 64, 64), manager, eos_token_ids=())
+    sequence = Sequence(make_request("a", 12))
+    scheduler.add(sequence)
+    scheduler.schedule()
+    scheduler.check_integrity()
+    if damage == "lost":
+        scheduler.running.clear()
+    elif damage == "doubled":
+        scheduler.waiting.append(sequence)
+    else:
+        sequence.num_computed_tokens = 17
+    with pytest.raises(EngineError):
+        scheduler.check_integrity()

@@ -7,13 +7,13 @@ Knows nothing of torch, the model, text, the server or the clock.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
 from octavo.cache.kv_cache_manager import KVCacheManager
-from octavo.errors import InvalidRequest, PromptTooLong
+from octavo.errors import EngineError, InvalidRequest, PromptTooLong
 from octavo.request import FinishReason, TokenOutput
 from octavo.scheduler.output import SampledToken, ScheduledSequence, SchedulerOutput
 from octavo.sequence import Sequence, SequenceStatus
@@ -147,11 +147,18 @@ class Scheduler:
         return sequence
 
     def check_integrity(self) -> None:
-        """Recount blocks against all live sequences.
+        """Recount sequences and blocks.
 
         Raises:
-            EngineError: blocks are leaked, shared or free while owned.
+            EngineError: a live sequence stands in no queue or in two, a table is too short for
+                what was computed, or blocks are leaked, shared or free while owned.
         """
+        queued = Counter(sequence.request_id for sequence in self.sequences())
+        if queued != Counter(self._live.keys()):
+            raise EngineError(f"queues hold {dict(queued)} but live are {sorted(self._live)}")
+        for sequence in self._live.values():
+            if sequence.num_computed_tokens > len(sequence.block_table) * self.cache.block_size:
+                raise EngineError(f"{sequence} has computed more than its blocks hold")
         self.cache.check_integrity(self._live.values())
 
     def _has_slot(self) -> bool:

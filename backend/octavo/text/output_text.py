@@ -32,7 +32,7 @@ class OutputText:
     """Turn one answer's tokens into text; nothing may be pushed after a delta with a finish reason.
 
     A token that ends the answer (end-of-text or a stop id) is counted but has no text. Stop strings
-    that end within the first `min_tokens` tokens are passed on as ordinary text.
+    that end before the `min_tokens`-th token are passed on as ordinary text.
     """
 
     def __init__(
