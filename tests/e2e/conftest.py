@@ -149,7 +149,7 @@ def metrics() -> Callable[[TritonServer], dict[str, float]]:
 
 @pytest.fixture(scope="session")
 def become() -> Callable[..., bool]:
-    """Return a function that waits, for a bounded time, for a condition; it says whether it came."""
+    """Return a function that waits, for a bounded time, until a condition holds; it says if so."""
 
     def wait(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
         deadline = time.monotonic() + timeout_s
@@ -214,11 +214,9 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _started(options: dict[str, Any]) -> TritonServer:
-    """Start a server and wait until it is ready; one thread is all a tiny model can use."""
-    environment = {"OCTAVO_CPU_THREADS": "1", **options.get("environment", {})}
-    options = {**options, "environment": environment}
-    server = TritonServer(ServerOptions(**{**FREE_PORTS, "device": "cpu", **options}))
+def _started(**options: Any) -> TritonServer:
+    """Start a server and wait until it is ready."""
+    server = TritonServer(ServerOptions(**{**FREE_PORTS, **options}))
     server.start()
     try:
         server.wait_ready(LOAD_TIMEOUT_S)
@@ -228,9 +226,16 @@ def _started(options: dict[str, Any]) -> TritonServer:
     return server
 
 
+def _started_tiny(checkpoint: Path, **options: Any) -> TritonServer:
+    """Start a server of the tiny model, which one thread and 65 MB of KV blocks are enough for."""
+    frugal = {"OCTAVO_CPU_THREADS": "1", "OCTAVO_NUM_KV_BLOCKS": "8192"}
+    environment = {**frugal, **options.pop("environment", {})}
+    return _started(model=str(checkpoint), device="cpu", environment=environment, **options)
+
+
 @pytest.fixture
 def start_server(tiny_checkpoint: Path) -> Iterator[StartServer]:
-    """Return a function that starts a server, of the tiny model unless told otherwise.
+    """Return a function that starts a server, of the tiny model unless a repository is given.
 
     It takes `ServerOptions`, uses free ports and waits until the server is ready. The servers are
     killed after the test.
@@ -238,10 +243,10 @@ def start_server(tiny_checkpoint: Path) -> Iterator[StartServer]:
     servers: list[TritonServer] = []
 
     def start(**options: Any) -> TritonServer:
-        if "repository" not in options:
-            options = {"model": str(tiny_checkpoint), **options}
-        servers.append(_started(options))
-        return servers[-1]
+        by_itself = "repository" in options
+        server = _started(**options) if by_itself else _started_tiny(tiny_checkpoint, **options)
+        servers.append(server)
+        return server
 
     yield start
     for server in servers:
@@ -251,7 +256,8 @@ def start_server(tiny_checkpoint: Path) -> Iterator[StartServer]:
 @pytest.fixture(scope="session")
 def demo_server() -> Iterator[TritonServer]:
     """Return a server of the demo model that all tests share; leave it as you found it."""
-    server = _started({"model": "demo"})
+    environment = {"OCTAVO_NUM_KV_BLOCKS": "1024"}
+    server = _started(model="demo", device="cpu", environment=environment)
     yield server
     server.kill()
 
@@ -259,15 +265,23 @@ def demo_server() -> Iterator[TritonServer]:
 @pytest.fixture(scope="session")
 def tiny_server(tiny_checkpoint: Path) -> Iterator[TritonServer]:
     """Return a server of the tiny model that all tests share; leave it as you found it."""
-    server = _started({"model": str(tiny_checkpoint)})
+    server = _started_tiny(tiny_checkpoint)
     yield server
     server.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def narrow_server(tiny_checkpoint: Path) -> Iterator[TritonServer]:
     """Return a server of the tiny model that runs two sequences at a time, 16 tokens a step."""
     limits = {"OCTAVO_MAX_NUM_SEQS": "2", "OCTAVO_MAX_NUM_BATCHED_TOKENS": "16"}
-    server = _started({"model": str(tiny_checkpoint), "environment": limits})
+    server = _started_tiny(tiny_checkpoint, environment=limits)
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def cramped_server(tiny_checkpoint: Path) -> Iterator[TritonServer]:
+    """Return a server of the tiny model with 40 KV blocks."""
+    server = _started_tiny(tiny_checkpoint, environment={"OCTAVO_NUM_KV_BLOCKS": "40"})
     yield server
     server.kill()

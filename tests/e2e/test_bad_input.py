@@ -198,3 +198,11 @@ def test_longest_prompt_that_fits_is_answered(tiny_server: TritonServer) -> None
         answer = client.generate(input_ids=[9] * (CONTEXT - 1), ignore_eos=True)
     assert answer.num_input_tokens == CONTEXT - 1
     assert (answer.num_output_tokens, answer.finish_reason) == (1, "length")
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_long_text_that_fits_is_answered(tiny_server: TritonServer) -> None:
+    with Client(tiny_server.grpc_url, timeout_s=120) as client:
+        answer = client.generate("word " * 30_000, max_tokens=3, ignore_eos=True)
+    assert 30_000 <= answer.num_input_tokens < CONTEXT
+    assert answer.num_output_tokens == 3

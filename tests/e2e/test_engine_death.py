@@ -1,0 +1,96 @@
+"""What clients, metrics and the server see when a process of the server is killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from octavo.local.triton_server import TritonServer
+from octavo_client import Client, RequestTimeout, Unavailable
+
+pytestmark = pytest.mark.e2e
+
+StartServer = Callable[..., TritonServer]
+Metrics = Callable[[TritonServer], dict[str, float]]
+Become = Callable[..., bool]
+FindProcess = Callable[[TritonServer, str], psutil.Process]
+
+ENGINE = "octavo.engine_process"
+STUB = "triton_python_backend_stub"
+SHORT = {"max_tokens": 16, "seed": 1, "ignore_eos": True}
+LONG = {"max_tokens": 30_000, "ignore_eos": True}
+
+
+def endless_streams(client: Client, count: int, **options: Any) -> list[Any]:
+    """Open streams that run for minutes, and read a little of each."""
+    streams = [client.stream("a", **LONG, **options) for _ in range(count)]
+    for stream in streams:
+        next(stream)
+    return streams
+
+
+def test_killed_engine_fails_its_requests_at_once_and_comes_back_by_itself(
+    start_server: StartServer, find_process: FindProcess, metrics: Metrics, become: Become
+) -> None:
+    server = start_server()
+    with Client(server.grpc_url, timeout_s=60) as client:
+        before = client.generate("a", **SHORT)
+        streams = endless_streams(client, 4)
+        find_process(server, ENGINE).kill()
+        killed_s = time.monotonic()
+        for stream in streams:
+            with pytest.raises(Unavailable, match=r"engine process died \(signal 9, SIGKILL\)"):
+                list(stream)
+        with pytest.raises(Unavailable, match="engine is restarting"):
+            client.generate("a", **SHORT)
+        assert time.monotonic() - killed_s < 2.0
+        assert become(lambda: metrics(server)["engine_up"] == 0)
+        assert metrics(server)["kv_blocks_used"] == 0
+        assert become(lambda: metrics(server)["engine_up"] == 1, 60.0)
+        assert client.generate("a", **SHORT) == before
+        find_process(server, ENGINE).kill()
+        assert become(lambda: metrics(server)["engine_up"] == 0), "killed while idle"
+        assert become(lambda: metrics(server)["engine_up"] == 1, 60.0)
+        assert client.generate("a", **SHORT) == before
+    assert become(lambda: metrics(server)["kv_blocks_used"] == 0)
+
+
+def test_killed_stub_takes_the_engine_along_and_no_client_hangs(
+    start_server: StartServer, find_process: FindProcess, become: Become
+) -> None:
+    """This version of the server never replaces a stub, and goes on to say that it is ready.
+
+    It tells the next caller, but not those whose streams are open: their own time limit ends them.
+    """
+    server = start_server(grace_s=1.0)
+    engine = find_process(server, ENGINE)
+    with Client(server.grpc_url) as client:
+        (stream,) = endless_streams(client, 1, timeout_s=8)
+        find_process(server, STUB).kill()
+        with pytest.raises(Unavailable, match="is not healthy"):
+            client.generate("a", **SHORT, timeout_s=30)
+        with pytest.raises(RequestTimeout):
+            list(stream)
+    assert become(lambda: not engine.is_running())
+    assert not server.stop(), "the server alone waits for the dead stub for ever"
+
+
+def test_killed_server_ends_streams_at_once_and_leaves_nothing(
+    start_server: StartServer, watch_leftovers: Callable[[TritonServer], Any], become: Become
+) -> None:
+    server = start_server()
+    leftovers = watch_leftovers(server)
+    with Client(server.grpc_url) as client:
+        streams = endless_streams(client, 4)
+        psutil.Process(server.pid).kill()
+        killed_s = time.monotonic()
+        for stream in streams:
+            with pytest.raises(Unavailable):
+                list(stream)
+        assert time.monotonic() - killed_s < 2.0
+    assert become(lambda: server.poll() is not None)
+    assert leftovers() == []
