@@ -88,18 +88,28 @@ def run_engine(
     `stop_signals` as `StopRequested`. Returns whether the end was in good order.
     """
     channel = _Channel(connection)
+    engine = None
     try:
         engine = engine_factory(config)
         channel.send(EngineReady(engine.info))
-        _Loop(engine, channel, [] if stop_signals is None else stop_signals).run()
+        _Loop(engine, channel).run()
     except _OwnerGone:
         logger.warning("the owner of the engine is gone; ending")
     except Exception as error:
         known = isinstance(error, OctavoError)
         logger.error("the engine ends: %s", error, exc_info=None if known else error)
-        _report_failure(channel, str(error) if known else f"{type(error).__name__}: {error}")
+        _report_failure(channel, _reason(error, is_serving=engine is not None))
         return False
     return True
+
+
+def _reason(error: Exception, is_serving: bool) -> str:
+    """Say why the engine ends: to the operator while it loads, to clients when it serves."""
+    if isinstance(error, OctavoError):
+        return str(error)
+    kind = type(error).__name__
+    # An unexpected error's text may show paths and internals, which are not for clients.
+    return f"the engine failed ({kind}), its log says why" if is_serving else f"{kind}: {error}"
 
 
 def _report_failure(channel: _Channel, message: str) -> None:

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from octavo.cli import main
 from octavo.config import option_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,3 +110,10 @@ def test_every_relative_link_leads_to_a_file() -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", README)
     assert len(links) > 10
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_help_in_the_readme_is_the_programs_own() -> None:
+    shown = re.search(r"^\$ octavo serve --help\n(.*?)^```$", README, re.M | re.S)
+    assert shown is not None
+    answer = CliRunner().invoke(main, ["serve", "--help"], prog_name="octavo")
+    assert shown.group(1) == answer.output

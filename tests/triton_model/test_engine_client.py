@@ -140,7 +140,9 @@ def test_a_step_that_raises_ends_the_engine_with_its_reason(
     client.wait_ready()
     client.submit(Request("a", (1,), SamplingParams(max_tokens=1, seed=fake_engine.STEP_FAILS)))
     events = _poll_until(client, lambda e: isinstance(e, EngineDied))
-    assert events[-1].message.startswith("RuntimeError: device error; it is being started again")
+    assert events[-1].message.startswith(
+        "the engine failed (RuntimeError), its log says why; it is being started again"
+    )
     _poll_until(client, lambda e: isinstance(e, EngineReady))
 
 
@@ -158,7 +160,9 @@ def test_restarts_are_bounded_and_pause_longer_each_time(
         deaths += sum(isinstance(event, EngineDied) for event in client.poll(0.1))
     assert deaths == engine_client.MAX_RESTARTS + 1
     assert time.monotonic() - started > 0.01 * (2**engine_client.MAX_RESTARTS - 1)
-    with pytest.raises(EngineDead, match=r"^the engine is failed after: RuntimeError"):
+    with pytest.raises(
+        EngineDead, match=r"^the engine is failed after: the engine failed \(RuntimeError\)"
+    ):
         client.submit(_request("b"))
 
 
