@@ -92,7 +92,7 @@ def run_engine(
     try:
         engine = engine_factory(config)
         channel.send(EngineReady(engine.info))
-        _Loop(engine, channel, stop_signals).run()
+        _Loop(engine, channel, [] if stop_signals is None else stop_signals).run()
     except _OwnerGone:
         logger.warning("the owner of the engine is gone; ending")
     except Exception as error:
