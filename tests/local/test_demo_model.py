@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFReader, quants
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from gguf import GGUFReader, quants
 from octavo.errors import ConfigError
 from octavo.local.demo_model import demo_checkpoint, resolve_model
 
