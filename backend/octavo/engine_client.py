@@ -65,6 +65,7 @@ class EngineClient:
         self._state = EngineState.STARTING
         self._info: EngineInfo | None = None
         self._failure: str | None = None
+        self._is_stopping = False
         self._num_restarts = 0
         self._restart_at = 0.0
         self._ready_since = 0.0
@@ -159,6 +160,7 @@ class EngineClient:
                     events.append(message)
                 if isinstance(message, EngineReady):
                     self._become_ready(message.info)
+                self._is_stopping |= isinstance(message, StopRequested)
                 if not connection.poll():
                     break
         except (EOFError, OSError):
@@ -186,6 +188,10 @@ class EngineClient:
         if self._state is EngineState.STARTING:
             self._state = EngineState.FAILED
             return EngineDied(reason)
+        if self._is_stopping:
+            self._state = EngineState.FAILED
+            logger.error("%s; it is not started again, for the server stops", reason)
+            return EngineDied(f"{reason} while the server stops")
         now = time.monotonic()
         if self._state is EngineState.READY and now - self._ready_since > SOUND_AFTER_S:
             self._num_restarts = 0

@@ -55,9 +55,15 @@ def encode_request(model: str, prompt: Prompt, stream: bool, params: Mapping[str
         InvalidRequest: a value cannot be sent at all. The server checks everything else.
     """
     request = service_pb2.ModelInferRequest(model_name=model)
-    _add_prompt(request, prompt)
     given = {key: value for key, value in params.items() if value is not None}
-    _add_string(request, "sampling_parameters", _to_json("sampling parameters", given))
+    try:
+        _add_prompt(request, prompt)
+        _add_string(request, "sampling_parameters", _to_json("sampling parameters", given))
+    except (AttributeError, RecursionError, TypeError) as error:
+        raise InvalidRequest(
+            "a prompt must be a str, messages a list of dicts, input_ids a sequence of int, "
+            f"and parameters plain JSON values: {error}"
+        ) from None
     _add_flag(request, "stream", stream)
     for name in _FLAGS_ALWAYS_SET:
         _add_flag(request, name, True)

@@ -103,3 +103,18 @@ def test_deltas_join_to_a_completion():
         Delta("b", (2, 3), "stop", 7, 2),
     ]
     assert Completion.from_deltas(deltas) == Completion("ab", (1, 2, 3), "stop", 7, 3)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params"),
+    [
+        (Prompt(b"a", None, None), {}),
+        (Prompt(None, 5, None), {}),
+        (Prompt(None, None, "abc"), {}),
+        (Prompt(None, None, [1.5]), {}),
+        (Prompt("a", None, None), {"stop": object()}),
+    ],
+)
+def test_values_of_the_wrong_type_are_invalid_requests(prompt, params) -> None:
+    with pytest.raises(InvalidRequest):
+        encode_request("octavo", prompt, True, params)

@@ -14,7 +14,7 @@ import pytest
 from octavo import engine_client
 from octavo.engine_client import EngineClient, EngineDied, EngineState
 from octavo.engine_host import EngineProcess, find_interpreter
-from octavo.engine_messages import EngineReady
+from octavo.engine_messages import EngineReady, StopRequested
 from octavo.errors import ConfigError, EngineDead
 from octavo.request import FinishReason, Request, StepOutput, TokenOutput
 from octavo.sampling_params import SamplingParams
@@ -131,6 +131,23 @@ def test_a_killed_process_is_noticed_at_once_and_started_again(make_client: Make
     _poll_until(client, lambda e: isinstance(e, EngineReady))
     client.submit(_request("c"))
     assert _ended_ids(_poll_until(client, _has_ended)[-1]) == ["c"]
+
+
+def test_an_engine_that_dies_while_the_server_stops_is_not_started_again(
+    make_client: MakeClient,
+) -> None:
+    client = make_client(process=True)
+    client.wait_ready()
+    client.submit(_request("a", max_tokens=10_000))
+    _poll_until(client, lambda e: isinstance(e, StepOutput))
+    assert client._engine is not None
+    assert isinstance(client._engine.host, EngineProcess)
+    os.kill(client._engine.host.pid, signal.SIGTERM)
+    _poll_until(client, lambda e: isinstance(e, StopRequested))
+    _kill(client)
+    events = _poll_until(client, lambda e: isinstance(e, EngineDied))
+    assert events[-1].message.endswith("while the server stops")
+    assert client.state is EngineState.FAILED
 
 
 def test_a_step_that_raises_ends_the_engine_with_its_reason(
