@@ -19,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable
@@ -185,11 +184,16 @@ class TritonServer:
         return True
 
     def _is_ready(self) -> bool:
+        urls = [f"{self.http_url}/v2/health/ready"]
+        # The metrics' port opens last; a flag may have turned it off.
+        if not any(flag.startswith("--allow-metrics") for flag in self.options.flags):
+            urls.append(self.metrics_url)
         try:
-            with urllib.request.urlopen(f"{self.http_url}/v2/health/ready", timeout=5.0) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+            for url in urls:
+                urllib.request.urlopen(url, timeout=5.0).close()
+        except OSError:
             return False
+        return True
 
     def poll(self) -> int | None:
         """Return the server's exit status once it has ended and all is cleaned up, else None."""
