@@ -67,7 +67,7 @@ class Scheduler:
             raise InvalidRequest(f"request id {sequence.request_id!r} is already in use")
         if not sequence.num_tokens:
             raise InvalidRequest("the prompt has 0 tokens but must have at least 1")
-        room = min(self.limits.max_model_len, self.cache.num_blocks * self.cache.block_size)
+        room = self._room
         if sequence.num_tokens + 1 > room:
             raise PromptTooLong(
                 f"prompt has {sequence.num_tokens:,} tokens but one sequence can hold {room:,} "
@@ -161,6 +161,11 @@ class Scheduler:
                 raise EngineError(f"{sequence} has computed more than its blocks hold")
         self.cache.check_integrity(self._live.values())
 
+    @property
+    def _room(self) -> int:
+        """Tokens, prompt and output, that one sequence may ever hold."""
+        return min(self.limits.max_model_len, self.cache.num_blocks * self.cache.block_size)
+
     def _has_slot(self) -> bool:
         return len(self.running) < self.limits.max_num_seqs
 
@@ -175,7 +180,7 @@ class Scheduler:
     def _reason_to_end(self, sequence: Sequence, token_id: int) -> FinishReason | None:
         if token_id in self.ending_token_ids(sequence):
             return FinishReason.STOP
-        room = min(self.limits.max_model_len, self.cache.num_blocks * self.cache.block_size)
+        room = self._room
         max_tokens = sequence.params.max_tokens or room
         if sequence.num_output_tokens >= max_tokens or sequence.num_tokens >= room:
             return FinishReason.LENGTH
