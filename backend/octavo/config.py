@@ -22,10 +22,11 @@ ENVIRONMENT_PREFIX = "OCTAVO_"
 
 #: Options of the contract that a later version will take; refused rather than ignored.
 UNSUPPORTED_OPTIONS = frozenset(
-    """swap_space_bytes enable_prefix_caching preemption_mode scheduling_policy
-    max_num_queued_requests max_num_queued_tokens deterministic model_impl quantization
-    tensor_parallel_size pipeline_parallel_size distributed_executor_backend""".split()
+    """deterministic model_impl quantization tensor_parallel_size pipeline_parallel_size
+    distributed_executor_backend""".split()
 )
+
+SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,20 @@ class EngineConfig:
     """Share of the GPU memory left after weights and a profiling run that KV blocks may take."""
     kv_cache_memory_bytes: int | None = None
     """Memory for KV blocks, in bytes; absent on CPU: a quarter of free memory, at most 4 GiB."""
+    swap_space_bytes: int | None = None
+    """Host memory for KV that had to leave the device, in bytes; absent: a tenth of what is free."""
+    enable_prefix_caching: bool = True
+    """Reuse the KV of prompts and answers that begin alike."""
+    preemption_mode: str = "auto"
+    """How sequences make room: `swap` to host memory, `recompute` later, or `auto`, the cheaper."""
+    scheduling_policy: str = "fcfs"
+    """Who runs first: `fcfs`, `priority` (lower first), or `fair` (equal service to tenants)."""
+    tenant_weights: str = ""
+    """Shares of service under `fair`, such as `gold=4,free=0.5`; a tenant not named has 1."""
+    max_num_queued_requests: int | None = None
+    """Requests that may wait; more are refused at once. Absent: no limit."""
+    max_num_queued_tokens: int | None = None
+    """Prompt tokens that may wait, beside one request alone; more are refused. Absent: no limit."""
     max_num_seqs: int = 64
     """Sequences that run in one step at most."""
     max_num_batched_tokens: int = 512
@@ -64,6 +79,8 @@ class EngineConfig:
     """Run the engine in a process of its own; false runs it in a thread of the caller's."""
     cpu_threads: int | None = None
     """Threads of the CPU kernels; by default the physical cores this process may use."""
+    allow_inspect: bool = False
+    """Answer `octavo inspect`, which shows the engine's sequences and blocks to any client."""
     drain_timeout_s: float = 10.0
     """Seconds running requests get to finish when the model is unloaded."""
 
@@ -87,6 +104,13 @@ class EngineConfig:
         self._check(
             "drain_timeout_s", 0.0 <= self.drain_timeout_s <= 3600.0, "seconds from 0 to 3600"
         )
+        modes = ("auto", "swap", "recompute")
+        self._check("preemption_mode", self.preemption_mode in modes, f"one of {', '.join(modes)}")
+        self._check(
+            "scheduling_policy",
+            self.scheduling_policy in SCHEDULING_POLICIES,
+            f"one of {', '.join(SCHEDULING_POLICIES)}",
+        )
         self._check_counts()
         self._check(
             "max_num_batched_tokens",
@@ -98,9 +122,10 @@ class EngineConfig:
         for field in fields(self):
             value = getattr(self, field.name)
             limit = 2**63 - 1 if field.name.endswith("_bytes") else 2**31 - 1
+            least = 0 if field.name == "swap_space_bytes" else 1
             if str(field.type).startswith("int") and value is not None:
-                allowed = f"an integer from 1 to {limit:,}"
-                self._check(field.name, 1 <= value <= limit, allowed)
+                allowed = f"an integer from {least} to {limit:,}"
+                self._check(field.name, least <= value <= limit, allowed)
 
     def _check(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from octavo.errors import OctavoError
 from octavo.sampling_params import SamplingParams
 
 
@@ -25,30 +26,59 @@ class FinishReason(enum.StrEnum):
 class Request:
     """One accepted request.
 
-    `arrival_s` is a monotonic time of the process that made the request. `params.max_tokens` and
-    `params.seed` are always set here (`SamplingParams.resolve`).
+    Times are of the machine's monotonic clock, which all its processes share. `params.max_tokens`
+    and `params.seed` are always set here (`SamplingParams.resolve`).
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     arrival_s: float = 0.0
+    deadline_s: float | None = None
+    """The request ends at this time, whatever it has produced."""
+    priority: int = 0
+    """Lower runs first, where the scheduling policy heeds it."""
+    tenant: str = ""
+    """Who the request is for, where the scheduling policy shares fairly."""
+    cache_salt: str = ""
+    """Only requests of the same salt reuse each other's cached prefixes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceTiming:
+    """Where the time of one sequence went, and what it was spared; the parts add up to its life."""
+
+    queue_s: float = 0.0
+    """From arrival until it was first scheduled."""
+    prefill_s: float = 0.0
+    """Running, before its first token."""
+    decode_s: float = 0.0
+    """Running, after its first token."""
+    preempted_s: float = 0.0
+    """Waiting after a preemption, or for KV blocks to come back from the host."""
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV was found in the cache."""
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """What one step produced for one request.
+    """What one step produced for one sequence of a request.
 
     `token_ids` are the new tokens, the ending one included. `logprobs` has one float per new token
     when the request asked for them, else it is empty. `finish_reason` is set on the last output of
-    the request, and nothing follows it. `error` explains `FinishReason.ERROR`.
+    the sequence, and nothing follows it; `timing` comes with it. `error` explains
+    `FinishReason.ERROR`, which ends all sequences of the request. `index` tells the n sequences of
+    a request apart.
     """
 
     request_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None
-    error: str | None = None
+    error: OctavoError | None = None
+    index: int = 0
+    timing: SequenceTiming | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +94,23 @@ class StepStats:
     num_computed_tokens_total: int = 0
     num_generated_tokens_total: int = 0
     num_preemptions_total: int = 0
+    """Those by swap and those by recomputation."""
+    num_swapped: int = 0
+    """Sequences whose KV is in host memory or on its way back."""
+    num_cached_blocks: int = 0
+    """Free blocks whose content may still be reused."""
+    num_host_blocks: int = 0
+    num_used_host_blocks: int = 0
+    """Host blocks that swapped sequences own."""
+    num_swap_preemptions_total: int = 0
+    num_prefix_query_tokens_total: int = 0
+    """Prompt tokens that were looked up in the prefix cache."""
+    num_prefix_hit_tokens_total: int = 0
+    """Prompt tokens that were found there, on the device or the host."""
+    num_requests_refused_total: int = 0
+    """Requests refused because `max_num_queued_requests` waited already."""
+    num_tokens_refused_total: int = 0
+    """Requests refused because `max_num_queued_tokens` tokens waited already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +131,8 @@ class EngineInfo:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     default_max_tokens: int
+    max_num_seqs: int
+    num_host_blocks: int = 0
 
     @property
     def max_num_tokens(self) -> int:

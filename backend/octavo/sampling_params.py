@@ -15,6 +15,7 @@ from typing import Any
 
 from octavo.errors import InvalidRequest, shown
 
+MAX_N = 128
 MAX_STOP_STRINGS = 256
 MAX_STOP_STRING_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 256
@@ -24,10 +25,9 @@ _POSITIVE = f"an integer from 1 to {_INT32_MAX:,}"
 
 #: Keys of the contract that a later version will take; refused rather than ignored.
 UNSUPPORTED_KEYS = frozenset(
-    """n include_stop_str_in_output repetition_penalty presence_penalty frequency_penalty logit_bias
+    """include_stop_str_in_output repetition_penalty presence_penalty frequency_penalty logit_bias
     allowed_token_ids bad_words logprobs prompt_logprobs skip_special_tokens
-    spaces_between_special_tokens structured_outputs lora_name beam_width length_penalty priority
-    deadline_ms tenant cache_salt""".split()
+    spaces_between_special_tokens structured_outputs lora_name beam_width length_penalty""".split()
 )
 
 
@@ -39,6 +39,8 @@ class SamplingParams:
         InvalidRequest: a value is of the wrong type or out of range.
     """
 
+    n: int = 1
+    """Answers to one prompt, each with random numbers of its own."""
     temperature: float = 1.0
     """0 takes the most likely token; higher is more random. At least 0."""
     top_k: int = 0
@@ -66,6 +68,7 @@ class SamplingParams:
         for field in fields(self):
             value = _READERS_BY_TYPE[str(field.type)](field.name, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
+        _check_range("n", self.n, 1, MAX_N, f"an integer from 1 to {MAX_N}")
         _check_range("temperature", self.temperature, 0.0, 1e6, "a number in [0, 1,000,000]")
         _check_range("top_k", self.top_k, -1, _INT32_MAX, f"-1 or 0 (all) or {_POSITIVE}")
         _check_range("top_p", self.top_p, math.ulp(0.0), 1.0, "a number in (0, 1]")

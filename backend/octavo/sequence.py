@@ -1,4 +1,4 @@
-"""One request's life inside the engine; private to the engine thread.
+"""One sequence's life inside the engine; private to the engine thread.
 
 State is few numbers: the known tokens, how many of them have their KV computed, and the blocks that
 hold it. Knows nothing of queues, tensors or text.
@@ -8,44 +8,93 @@ from __future__ import annotations
 
 import enum
 
-from octavo.request import FinishReason, Request
+from octavo.cache.block_hash import BlockKey
+from octavo.request import FinishReason, Request, SequenceTiming
+
+#: Stands in a block table for a block that no token sees any more.
+NO_BLOCK = -1
 
 
 class SequenceStatus(enum.Enum):
     """Where a sequence stands."""
 
     WAITING = "waiting"
+    """In the queue, without blocks."""
+    SWAPPED = "swapped"
+    """In the queue, with its KV in host blocks."""
+    RESTORING = "restoring"
+    """Admitted; its KV is on the way from host blocks to its table."""
     RUNNING = "running"
     FINISHED = "finished"
 
 
 class Sequence:
-    """Tokens of one request and the KV blocks that hold them.
+    """Tokens of one answer and the KV blocks that hold them.
 
     `num_computed_tokens` catches up with `num_tokens`; whatever lies between is scheduled next,
     be it a prompt, a chunk of one, a single decoded token or a recomputation after preemption.
+    Whoever puts a block into the middle of `block_table` makes a new list of it: readers compare
+    by identity, and else look only at what was appended.
     """
 
     __slots__ = (
+        "arrival_number",
+        "block_keys",
         "block_table",
+        "clock",
         "finish_reason",
+        "host_table",
+        "index",
+        "num_cached_tokens",
         "num_computed_tokens",
+        "num_preemptions",
         "num_prompt_tokens",
+        "num_published_blocks",
+        "num_seats",
+        "num_served_tokens",
+        "num_writable_slots",
         "params",
-        "request_id",
+        "request",
         "status",
         "token_ids",
     )
 
     def __init__(self, request: Request) -> None:
-        self.request_id = request.request_id
+        self.request = request
         self.params = request.params
+        self.index = 0
+        """Which of the request's n answers this is."""
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed_tokens = 0
-        self.block_table: list[int] = []
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
+
+        self.block_table: list[int] = []
+        """Device blocks in order; `NO_BLOCK` where no token sees the block any more."""
+        self.host_table: list[int] = []
+        """Host blocks in order, while swapped or restoring."""
+        self.block_keys: list[BlockKey] = []
+        """Keys of its first full blocks, as far as the cache has needed them."""
+        self.num_published_blocks = 0
+        """First blocks of the table that the prefix cache has been offered."""
+        self.num_writable_slots = 0
+        """Slots of its table, from the first, that it can fill without asking the cache."""
+
+        self.arrival_number = 0
+        """Place in the order of arrival, given by the scheduler."""
+        self.num_seats = request.params.n
+        """Places it takes among `max_num_seqs`: those of its forks too, until they begin."""
+        self.num_served_tokens = 0
+        """Tokens of progress its tenant was charged for."""
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.clock = SequenceClock(request.arrival_s)
+
+    @property
+    def request_id(self) -> str:
+        """The request it answers."""
+        return self.request.request_id
 
     @property
     def num_tokens(self) -> int:
@@ -66,8 +115,57 @@ class Sequence:
         """Add a sampled token; its KV is computed in a later step."""
         self.token_ids.append(token_id)
 
+    def fork(self, index: int) -> Sequence:
+        """Return another answer that begins with the tokens known now, without blocks."""
+        fork = Sequence(self.request)
+        fork.index = index
+        fork.token_ids = list(self.token_ids)
+        fork.block_keys = list(self.block_keys)
+        fork.arrival_number = self.arrival_number
+        fork.num_seats = 1
+        fork.num_served_tokens = self.num_served_tokens
+        fork.num_cached_tokens = self.num_cached_tokens
+        fork.num_preemptions = self.num_preemptions
+        fork.clock = self.clock.copy()
+        return fork
+
     def __repr__(self) -> str:
         return (
-            f"Sequence({self.request_id!r}, {self.status.value}, tokens={self.num_tokens}, "
-            f"computed={self.num_computed_tokens}, blocks={self.block_table})"
+            f"Sequence({self.request_id!r}[{self.index}], {self.status.value}, "
+            f"tokens={self.num_tokens}, computed={self.num_computed_tokens}, "
+            f"blocks={self.block_table})"
+        )
+
+
+class SequenceClock:
+    """Adds up where a sequence's time goes; told when that changes."""
+
+    __slots__ = ("_bucket", "_seconds", "_since_s")
+
+    def __init__(self, arrival_s: float) -> None:
+        self._bucket = "queue_s"
+        self._seconds: dict[str, float] = {}
+        self._since_s = arrival_s
+
+    def copy(self) -> SequenceClock:
+        """Return a clock with the same past."""
+        clock = SequenceClock(self._since_s)
+        clock._bucket = self._bucket
+        clock._seconds = dict(self._seconds)
+        return clock
+
+    def turn(self, bucket: str, now_s: float) -> None:
+        """Count the time since the last turn, and from now on count for `bucket`.
+
+        Buckets are the fields of `SequenceTiming` that end in `_s`.
+        """
+        # A request may come from a clock that is read a little later than this one.
+        passed_s = max(0.0, now_s - self._since_s)
+        self._seconds[self._bucket] = self._seconds.get(self._bucket, 0.0) + passed_s
+        self._bucket, self._since_s = bucket, max(self._since_s, now_s)
+
+    def timing(self, num_cached_tokens: int, num_preemptions: int) -> SequenceTiming:
+        """Return the sums so far."""
+        return SequenceTiming(
+            **self._seconds, num_cached_tokens=num_cached_tokens, num_preemptions=num_preemptions
         )

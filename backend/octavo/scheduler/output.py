@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from octavo.cache.block_copies import BlockCopies
+from octavo.request import TokenOutput
 from octavo.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
+class ScheduledSequence(NamedTuple):
     """One sequence's share of a step.
 
-    Its tokens `[num_computed_tokens, num_computed_tokens + num_scheduled_tokens)` are computed;
-    `samples` says whether they are its last known ones, so that a token is drawn.
+    Its tokens `[num_computed_tokens, num_computed_tokens + num_scheduled_tokens)` are computed. If
+    they are its last known ones, `draws` holds the sequences that draw a token from the last row:
+    itself, and with the first token of a request of n > 1 the forks that begin there.
     """
 
     sequence: Sequence
     num_scheduled_tokens: int
-    samples: bool
+    draws: tuple[Sequence, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """Who runs in this step, and who had to make room."""
+    """Who runs in this step, who had to make room, and which blocks are copied before."""
 
     scheduled: tuple[ScheduledSequence, ...]
     preempted: tuple[Sequence, ...] = ()
+    copies: BlockCopies = field(default_factory=BlockCopies)
+    ended: tuple[TokenOutput, ...] = ()
+    """Last outputs of sequences that ended before the step, past their deadlines."""
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -34,8 +40,8 @@ class SchedulerOutput:
 
     @property
     def sampling(self) -> tuple[Sequence, ...]:
-        """Sequences that draw a token in this step, in row order."""
-        return tuple(item.sequence for item in self.scheduled if item.samples)
+        """Sequences that draw a token in this step, one a row of logits."""
+        return tuple(sequence for item in self.scheduled for sequence in item.draws)
 
 
 @dataclass(frozen=True, slots=True)
