@@ -54,7 +54,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     """Memory for KV blocks, in bytes; absent on CPU: a quarter of free memory, at most 4 GiB."""
     swap_space_bytes: int | None = None
-    """Host memory for KV that had to leave the device, in bytes; absent: a tenth of what is free."""
+    """Host memory for KV that had to leave the device, in bytes; absent: a tenth of the free."""
     enable_prefix_caching: bool = True
     """Reuse the KV of prompts and answers that begin alike."""
     preemption_mode: str = "auto"
