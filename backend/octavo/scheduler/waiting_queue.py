@@ -1,0 +1,100 @@
+"""Sequences that wait, in the order of a policy.
+
+Knows nothing of why they wait, of blocks or of steps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Hashable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace, merge
+
+from octavo.errors import EngineError
+from octavo.scheduler.policy import Policy
+from octavo.sequence import Sequence
+
+#: Outdated entries of the heap that are kept before it is built anew.
+_MAX_SPARE_ENTRIES = 64
+
+
+class WaitingQueue:
+    """A queue for each of the policy's groups, and a heap of their heads' ranks.
+
+    A group is sorted by arrival, so that a preempted sequence returns to its place. An entry of
+    the heap may lag behind the head it stands for, for ranks rise; never be above it.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._groups: dict[Hashable, deque[Sequence]] = {}
+        self._heap: list[tuple[tuple[float, ...], Hashable]] = []
+        self._num_sequences = 0
+        self._num_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens of all that wait."""
+        return self._num_tokens
+
+    @property
+    def head(self) -> Sequence | None:
+        """The sequence that goes first by the policy's ranks of now; None if nobody waits."""
+        heap = self._heap
+        while heap:
+            listed_rank, name = heap[0]
+            group = self._groups.get(name)
+            if group is None:
+                heappop(heap)
+                continue
+            rank = self._policy.rank(group[0])
+            if rank == listed_rank:
+                return group[0]
+            heapreplace(heap, (rank, name))
+        return None
+
+    def push(self, sequence: Sequence) -> None:
+        """Put a sequence at its place by arrival; its tokens must not change while it waits."""
+        name = self._policy.group(sequence)
+        group = self._groups.setdefault(name, deque())
+        index = bisect_left(group, _place(sequence), key=_place)
+        group.insert(index, sequence)
+        self._num_sequences += 1
+        self._num_tokens += sequence.num_tokens
+        if index == 0:
+            self._list(name)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it stands.
+
+        Raises:
+            EngineError: it does not wait here.
+        """
+        name = self._policy.group(sequence)
+        group = self._groups.get(name, deque())
+        index = bisect_left(group, _place(sequence), key=_place)
+        if index == len(group) or group[index] is not sequence:
+            raise EngineError(f"{sequence} is not in the queue but must be to be removed")
+        del group[index]
+        if not group:
+            del self._groups[name]
+        self._num_sequences -= 1
+        self._num_tokens -= sequence.num_tokens
+
+    def __len__(self) -> int:
+        return self._num_sequences
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Iterate in the policy's order of now; the queue must not change meanwhile."""
+        return merge(*self._groups.values(), key=self._policy.rank)
+
+    def _list(self, name: Hashable) -> None:
+        heappush(self._heap, (self._policy.rank(self._groups[name][0]), name))
+        if len(self._heap) > 2 * len(self._groups) + _MAX_SPARE_ENTRIES:
+            groups = self._groups.items()
+            self._heap = [(self._policy.rank(group[0]), name) for name, group in groups]
+            heapify(self._heap)
+
+
+def _place(sequence: Sequence) -> tuple[int, int]:
+    return (sequence.arrival_number, sequence.index)
