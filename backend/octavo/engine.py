@@ -6,6 +6,8 @@ that calls it. Knows nothing of threads, the server or text.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -17,8 +19,11 @@ from octavo.executor.model_runner import ModelRunner
 from octavo.request import EngineInfo, FinishReason, Request, StepOutput, StepStats, TokenOutput
 from octavo.sampling.batch import build_sampling_batch
 from octavo.sampling.sampler import sample
+from octavo.scheduler.admission import SchedulerLimits
 from octavo.scheduler.output import SchedulerOutput
-from octavo.scheduler.scheduler import Scheduler, SchedulerLimits
+from octavo.scheduler.policy import make_policy
+from octavo.scheduler.preemption import PreemptionCosts
+from octavo.scheduler.scheduler import Scheduler
 from octavo.sequence import Sequence
 
 
@@ -29,15 +34,34 @@ class Runner(Protocol):
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     num_blocks: int
+    num_host_blocks: int
+    window: int | None
+    """Positions that the model sees at most, if no layer sees more."""
+    costs: PreemptionCosts
 
     def execute(self, output: SchedulerOutput) -> torch.Tensor:
-        """Return logits [num_samples, vocab_size] float32, in the order of `output.sampling`."""
+        """Make the step's block copies, then run the model.
+
+        Returns logits [num_samples, vocab_size] float32, in the order of `output.sampling`. With
+        nothing scheduled it waits until some blocks have come back from the host.
+        """
+
+    def arrived(self) -> tuple[int, ...]:
+        """Return the ids of swap-ins that are done, each once."""
 
 
 class Engine:
-    """Schedule, execute, sample, update."""
+    """Schedule, execute, sample, update.
 
-    def __init__(self, config: EngineConfig, runner: Runner) -> None:
+    `clock` gives the time in seconds, of the same clock as the requests' deadlines.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config = config
         self.info = EngineInfo(
             max_model_len=runner.max_model_len,
@@ -46,14 +70,13 @@ class Engine:
             vocab_size=runner.vocab_size,
             eos_token_ids=tuple(runner.eos_token_ids),
             default_max_tokens=config.default_max_tokens,
+            max_num_seqs=config.max_num_seqs,
+            num_host_blocks=runner.num_host_blocks,
         )
-        limits = SchedulerLimits(
-            config.max_num_seqs, config.max_num_batched_tokens, runner.max_model_len
-        )
-        cache = KVCacheManager(runner.num_blocks, config.block_size)
-        self.scheduler = Scheduler(limits, cache, runner.eos_token_ids)
+        self.scheduler = _make_scheduler(config, runner)
         self._runner = runner
-        self._stats = StepStats(num_blocks=runner.num_blocks, num_free_blocks=runner.num_blocks)
+        self._clock = clock
+        self._stats = StepStats()
 
     @classmethod
     def load(cls, config: EngineConfig) -> Engine:
@@ -70,10 +93,11 @@ class Engine:
         return self.scheduler.has_unfinished
 
     def add(self, request: Request) -> None:
-        """Queue a request whose parameters are resolved.
+        """Queue a request whose parameters are resolved; nothing else notices a refusal.
 
         Raises:
-            RequestError: it can never run; nothing else notices.
+            RequestError: it can never run.
+            QueueFull: too much waits already.
         """
         vocab_size = self.info.vocab_size
         for token_id in request.prompt_token_ids:
@@ -83,23 +107,29 @@ class Engine:
                 )
         self.scheduler.add(Sequence(request))
 
-    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> bool:
-        """End a request and free its blocks; nothing more is output for it.
+    def abort(
+        self,
+        request_id: str,
+        reason: FinishReason = FinishReason.ABORT,
+        index: int | None = None,
+    ) -> bool:
+        """End a request, or one of its answers, and free its blocks; it outputs nothing more.
 
-        Returns whether it was still live.
+        Returns whether any of it was still live.
         """
-        return self.scheduler.finish(request_id, reason) is not None
+        return bool(self.scheduler.finish(request_id, reason, index))
 
     def step(self) -> StepOutput:
         """Run one step of the model over the sequences that the scheduler picks.
 
         There must be unfinished requests.
         """
-        scheduled = self.scheduler.schedule()
+        self.scheduler.resume(self._runner.arrived(), self._clock())
+        scheduled = self.scheduler.schedule(self._clock())
         logits = self._runner.execute(scheduled)
-        batch = build_sampling_batch(scheduled.sampling, self.scheduler.ending_token_ids)
+        batch = build_sampling_batch(scheduled.sampling, self.scheduler.stopping.ending_token_ids)
         sampled = sample(logits, batch)
-        outputs = self.scheduler.update(scheduled, sampled)
+        outputs = self.scheduler.update(scheduled, sampled, self._clock())
         return StepOutput(tuple(outputs), self._count(scheduled, outputs))
 
     def stats(self) -> StepStats:
@@ -115,18 +145,51 @@ class Engine:
         self.scheduler.check_integrity()
 
     def _count(self, scheduled: SchedulerOutput, outputs: list[TokenOutput]) -> StepStats:
-        last, scheduler = self._stats, self.scheduler
+        last, scheduler, cache = self._stats, self.scheduler, self.scheduler.cache
+        num_scheduled = scheduled.num_scheduled_tokens
         num_generated = sum(len(output.token_ids) for output in outputs)
         self._stats = StepStats(
             step=last.step + bool(scheduled.scheduled),
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
-            num_blocks=scheduler.cache.num_blocks,
-            num_free_blocks=scheduler.cache.num_free_blocks,
-            num_scheduled_tokens=scheduled.num_scheduled_tokens,
-            num_computed_tokens_total=last.num_computed_tokens_total
-            + scheduled.num_scheduled_tokens,
+            num_blocks=cache.num_blocks,
+            num_free_blocks=cache.num_free_blocks,
+            num_scheduled_tokens=num_scheduled,
+            num_computed_tokens_total=last.num_computed_tokens_total + num_scheduled,
             num_generated_tokens_total=last.num_generated_tokens_total + num_generated,
             num_preemptions_total=scheduler.num_preemptions,
+            num_swapped=scheduler.num_swapped + len(scheduler.restoring),
+            num_cached_blocks=cache.num_cached_blocks,
+            num_host_blocks=cache.num_host_blocks,
+            num_used_host_blocks=cache.num_used_host_blocks,
+            num_swap_preemptions_total=scheduler.num_swap_preemptions,
+            num_prefix_query_tokens_total=cache.num_query_tokens,
+            num_prefix_hit_tokens_total=cache.num_hit_tokens,
+            num_requests_refused_total=scheduler.admission.num_requests_refused,
+            num_tokens_refused_total=scheduler.admission.num_tokens_refused,
         )
         return self._stats
+
+
+def _make_scheduler(config: EngineConfig, runner: Runner) -> Scheduler:
+    limits = SchedulerLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=runner.max_model_len,
+        max_num_queued_requests=config.max_num_queued_requests,
+        max_num_queued_tokens=config.max_num_queued_tokens,
+    )
+    cache = KVCacheManager(
+        runner.num_blocks,
+        config.block_size,
+        num_host_blocks=runner.num_host_blocks,
+        prefix_caching=config.enable_prefix_caching,
+        window=runner.window,
+    )
+    policy = make_policy(config.scheduling_policy, config.tenant_weights)
+    swap_pays = {
+        "auto": runner.costs.prefers_swap,
+        "swap": lambda num_blocks, num_tokens: True,
+        "recompute": lambda num_blocks, num_tokens: False,
+    }[config.preemption_mode]
+    return Scheduler(limits, cache, policy, runner.eos_token_ids, swap_pays)

@@ -129,6 +129,14 @@ class Sequence:
         fork.clock = self.clock.copy()
         return fork
 
+    def timing(self, now_s: float) -> SequenceTiming:
+        """Return where its time went until now."""
+        return SequenceTiming(
+            **self.clock.seconds(now_s),
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
+        )
+
     def __repr__(self) -> str:
         return (
             f"Sequence({self.request_id!r}[{self.index}], {self.status.value}, "
@@ -164,8 +172,7 @@ class SequenceClock:
         self._seconds[self._bucket] = self._seconds.get(self._bucket, 0.0) + passed_s
         self._bucket, self._since_s = bucket, max(self._since_s, now_s)
 
-    def timing(self, num_cached_tokens: int, num_preemptions: int) -> SequenceTiming:
-        """Return the sums so far."""
-        return SequenceTiming(
-            **self._seconds, num_cached_tokens=num_cached_tokens, num_preemptions=num_preemptions
-        )
+    def seconds(self, now_s: float) -> dict[str, float]:
+        """Return the sum of each bucket until now."""
+        self.turn(self._bucket, now_s)
+        return self._seconds

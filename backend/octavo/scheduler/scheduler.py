@@ -1,204 +1,302 @@
 """Who runs in a step, with how many tokens, and who makes room.
 
 There are no phases. A step spends one budget of tokens; each sequence asks for its uncomputed
-tokens. Prefill, chunked prefill, decode and recomputation after preemption are the same line.
-Knows nothing of torch, the model, text, the server or the clock.
+tokens. Prefill, chunked prefill, decode, recomputation, a prefix hit and the return from host
+memory are the same line. Knows nothing of torch, the model, text or the server; the clock is an
+argument.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 
 from octavo.cache.kv_cache_manager import KVCacheManager
-from octavo.errors import EngineError, InvalidRequest, PromptTooLong
+from octavo.errors import EngineError, InvalidRequest
 from octavo.request import FinishReason, TokenOutput
+from octavo.scheduler.admission import Admission, SchedulerLimits
+from octavo.scheduler.live_requests import LiveRequests
 from octavo.scheduler.output import SampledToken, ScheduledSequence, SchedulerOutput
+from octavo.scheduler.policy import Policy
+from octavo.scheduler.seating import Seating
+from octavo.scheduler.stopping import StopRule
+from octavo.scheduler.waiting_queue import WaitingQueue
 from octavo.sequence import Sequence, SequenceStatus
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerLimits:
-    """What one step and one sequence may take, in tokens and sequences."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-
-
 class Scheduler:
-    """First come, first served, over one pool of KV blocks.
+    """Share steps and KV blocks among sequences, in the order of a policy.
 
-    `running` and then `waiting` together are in order of arrival: admission never overtakes, and
-    the sequence preempted is always the last one running. So the oldest sequence always advances,
-    and everything ends.
+    `running` is in that order. Who waits is admitted at the place where it belongs, and the last in
+    order makes room for those before it; so the first always advances, and everything ends.
+
+    Args:
+        swap_pays: whether to move a preempted sequence's KV to host memory, given its number of
+            blocks and of computed tokens, rather than to recompute it.
     """
 
     def __init__(
-        self, limits: SchedulerLimits, cache: KVCacheManager, eos_token_ids: Collection[int]
+        self,
+        limits: SchedulerLimits,
+        cache: KVCacheManager,
+        policy: Policy,
+        eos_token_ids: Collection[int],
+        swap_pays: Callable[[int, int], bool],
     ) -> None:
         self.limits = limits
         self.cache = cache
-        self.eos_token_ids = frozenset(eos_token_ids)
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
-        self.num_preemptions = 0
-        self._live: dict[str, Sequence] = {}
+        self.policy = policy
+        self.waiting = WaitingQueue(policy)
+        self.seating = Seating(limits.max_num_seqs, policy)
+        self.admission = Admission(limits, cache, self.waiting, self.seating)
+        self.stopping = StopRule(eos_token_ids, self.admission.max_num_tokens)
+        self.num_swapped = 0
+        """Waiting sequences whose KV is in host memory."""
+        self.num_swap_preemptions = 0
+        self.num_recompute_preemptions = 0
+        self._swap_pays = swap_pays
+        self._live = LiveRequests()
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences that a step can schedule, in order."""
+        return self.seating.running
+
+    @property
+    def restoring(self) -> dict[int, Sequence]:
+        """Sequences whose KV is coming back, by transfer id; some may have ended meanwhile."""
+        return self.seating.restoring
+
+    @property
+    def num_preemptions(self) -> int:
+        """Times a sequence had to make room."""
+        return self.num_swap_preemptions + self.num_recompute_preemptions
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any sequence still waits or runs."""
-        return bool(self._live)
+        """Whether any sequence waits or runs, or blocks are on their way."""
+        return bool(self._live or self.restoring)
 
     def sequences(self) -> Iterator[Sequence]:
-        """Iterate over live sequences in order of arrival."""
-        return chain(self.running, self.waiting)
+        """Iterate over live sequences: running, restoring, then waiting, each in order."""
+        seated = (s for s in self.seating if s.status is not SequenceStatus.FINISHED)
+        return chain(seated, self.waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Put a new sequence behind all others.
+        """Put a new sequence into the queue.
 
         Raises:
-            InvalidRequest: a live sequence has the same id, or the prompt is empty.
+            InvalidRequest: a live request has the same id, the prompt is empty, or n is too large.
             PromptTooLong: the prompt and one token can never fit the context or the block pool.
+            QueueFull: too much waits already.
         """
         if sequence.request_id in self._live:
             raise InvalidRequest(f"request id {sequence.request_id!r} is already in use")
-        if not sequence.num_tokens:
-            raise InvalidRequest("the prompt has 0 tokens but must have at least 1")
-        room = self._room
-        if sequence.num_tokens + 1 > room:
-            raise PromptTooLong(
-                f"prompt has {sequence.num_tokens:,} tokens but one sequence can hold {room:,} "
-                "with its output; shorten it or raise max_model_len or num_kv_blocks"
-            )
-        self._live[sequence.request_id] = sequence
-        self.waiting.append(sequence)
+        self.admission.check_possible(sequence)
+        self.admission.check_queue(sequence)
+        self._live.add(sequence)
+        self.policy.arrive(sequence)
+        self.waiting.push(sequence)
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, now_s: float) -> SchedulerOutput:
         """Plan one step and allocate its blocks.
 
-        Mutates queues, statuses and block tables; token counts change only in `update`.
+        Mutates queues, statuses and block tables; token counts of those that run change only in
+        `update`.
         """
+        ended = self._end_overdue(now_s)
         budget = self.limits.max_num_batched_tokens
         scheduled: list[ScheduledSequence] = []
         preempted: list[Sequence] = []
 
-        index = 0
-        while index < len(self.running) and budget:
-            sequence = self.running[index]
-            count = min(sequence.num_uncomputed_tokens, budget)
-            if self.cache.allocate(sequence, sequence.num_computed_tokens + count):
-                scheduled.append(_share(sequence, count))
+        running, index, place = self.running, 0, self._place_of_head()
+        while budget:
+            if index == place:
+                is_admitted = self._admit(index, preempted, now_s)
+                place = self._place_of_head() if is_admitted else None
+                continue
+            if index == len(running):
+                break
+            sequence = running[index]
+            count = min(len(sequence.token_ids) - sequence.num_computed_tokens, budget)
+            end = sequence.num_computed_tokens + count
+            if end <= sequence.num_writable_slots or self.cache.allocate(sequence, end):
+                scheduled.append(self._share(sequence, count))
                 budget -= count
                 index += 1
+            elif self.restoring and index + 1 == len(running):
+                index += 1  # those who are coming back rank lower, but cannot make room yet
             else:
-                preempted.append(self.preempt(self.running[-1]))
+                preempted.append(self.preempt(running[-1], now_s))
 
-        while self.waiting and budget and not preempted and self._has_slot():
-            sequence = self.waiting[0]
-            if not self.cache.has_room(sequence, sequence.num_tokens + 1):
-                break
-            count = min(sequence.num_uncomputed_tokens, budget)
-            self.cache.allocate(sequence, sequence.num_computed_tokens + count)
-            scheduled.append(_share(sequence, count))
-            budget -= count
-            self.running.append(self.waiting.popleft())
-            sequence.status = SequenceStatus.RUNNING
-
-        return SchedulerOutput(tuple(scheduled), tuple(preempted))
+        copies = self.cache.pop_copies()
+        return SchedulerOutput(tuple(scheduled), tuple(preempted), copies, tuple(ended))
 
     def update(
-        self, output: SchedulerOutput, sampled: tuple[SampledToken, ...]
+        self, output: SchedulerOutput, sampled: tuple[SampledToken, ...], now_s: float
     ) -> list[TokenOutput]:
-        """Advance the step's sequences and append what was drawn, one token a sampling row.
+        """Advance the step's sequences and append what was drawn, one token a row of logits.
 
         Mutates sequences; those that end give their blocks back at once.
         """
-        draws = iter(sampled)
-        outputs = []
-        for item in output.scheduled:
-            sequence = item.sequence
-            sequence.num_computed_tokens += item.num_scheduled_tokens
-            if item.samples:
-                outputs.append(self._append(sequence, next(draws)))
+        outputs = list(output.ended)
+        drawn = iter(sampled)
+        block_size = self.cache.block_size
+        for sequence, count, draws in output.scheduled:
+            sequence.num_computed_tokens += count
+            if sequence.num_computed_tokens // block_size > sequence.num_published_blocks:
+                self.cache.publish(sequence)
+            for fork in draws[1:]:
+                self._begin(fork, sequence)
+            for each in draws:
+                outputs.append(self._append(each, next(drawn), now_s))
         return outputs
 
-    def preempt(self, sequence: Sequence) -> Sequence:
-        """Move a running sequence back to the head of the queue and drop its KV.
+    def resume(self, transfer_ids: Iterable[int], now_s: float) -> None:
+        """Let the sequences run whose blocks have come back from the host."""
+        for transfer_id in transfer_ids:
+            sequence = self.seating.arrive(transfer_id)
+            self.cache.arrive(sequence)
+            if sequence.status is SequenceStatus.FINISHED:
+                self.cache.free(sequence)
+            else:
+                self._run(sequence, self.seating.place_of(sequence), now_s)
 
-        It keeps its tokens and recomputes their KV when it is admitted again. Only the last
-        running sequence keeps the order of arrival.
+    def preempt(self, sequence: Sequence, now_s: float) -> Sequence:
+        """Move a running sequence back to the queue, its KV to host memory or away.
+
+        It keeps its tokens. Only the last running sequence keeps the order of the policy.
         """
-        self.running.remove(sequence)
-        self.cache.free(sequence)
-        sequence.num_computed_tokens = 0
-        sequence.status = SequenceStatus.WAITING
-        self.waiting.appendleft(sequence)
-        self.num_preemptions += 1
+        self.seating.leave(sequence)
+        num_computed = sequence.num_computed_tokens
+        swaps = num_computed > 0 and self._swap_pays(len(sequence.block_table), num_computed)
+        if swaps and self.cache.swap_out(sequence):
+            sequence.status = SequenceStatus.SWAPPED
+            self.num_swapped += 1
+            self.num_swap_preemptions += 1
+        else:
+            self.cache.free(sequence)
+            sequence.num_computed_tokens = 0
+            sequence.status = SequenceStatus.WAITING
+            self.num_recompute_preemptions += 1
+        sequence.num_preemptions += 1
+        sequence.clock.turn("preempted_s", now_s)
+        self.waiting.push(sequence)
         return sequence
 
-    def finish(self, request_id: str, reason: FinishReason) -> Sequence | None:
-        """End a live sequence from outside and free its blocks; None if it is not live."""
-        sequence = self._live.get(request_id)
-        if sequence is not None:
+    def finish(
+        self, request_id: str, reason: FinishReason, index: int | None = None
+    ) -> list[Sequence]:
+        """End a request from outside, or one of its answers, and free its blocks.
+
+        Returns the sequences that were still live.
+        """
+        group = self._live.sequences_of(request_id)
+        ended = [sequence for sequence in group if index in (None, sequence.index)]
+        for sequence in ended:
             self._end(sequence, reason)
-        return sequence
+        return ended
 
     def check_integrity(self) -> None:
-        """Recount sequences and blocks.
+        """Recount sequences, seats and blocks, and raise EngineError if any is lost or doubled."""
+        queued = Counter((s.request_id, s.index) for s in self.sequences())
+        if queued != Counter((s.request_id, s.index) for s in self._live):
+            raise EngineError(f"queues hold {dict(queued)} but live are {list(self._live)}")
+        self.seating.check_integrity()
+        self.cache.check_integrity([*self.seating, *self.waiting])
 
-        Raises:
-            EngineError: a live sequence stands in no queue or in two, a table is too short for
-                what was computed, or blocks are leaked, shared or free while owned.
+    def _place_of_head(self) -> int | None:
+        """Return the place among the running where the head of the queue belongs, if any waits."""
+        head = self.waiting.head
+        return None if head is None else self.seating.place_of(head)
+
+    def _admit(self, index: int, preempted: list[Sequence], now_s: float) -> bool:
+        """Admit the head of the queue before `running[index]`, or leave it where it is.
+
+        Those after it make room if that is enough, last first. Returns whether it was admitted.
         """
-        queued = Counter(sequence.request_id for sequence in self.sequences())
-        if queued != Counter(self._live.keys()):
-            raise EngineError(f"queues hold {dict(queued)} but live are {sorted(self._live)}")
-        for sequence in self._live.values():
-            if sequence.num_computed_tokens > len(sequence.block_table) * self.cache.block_size:
-                raise EngineError(f"{sequence} has computed more than its blocks hold")
-        self.cache.check_integrity(self._live.values())
+        sequence = self.waiting.head
+        assert sequence is not None, "the queue is empty"
+        while not self.admission.fits(sequence, prefix := self.cache.find_cached(sequence)):
+            if not self.admission.could_fit(sequence, prefix, index):
+                return False
+            preempted.append(self.preempt(self.running[-1], now_s))
+        self._leave_queue(sequence)
+        transfer_id = self.cache.admit(sequence, prefix)
+        if transfer_id is None:
+            self._run(sequence, index, now_s)
+        else:
+            sequence.status = SequenceStatus.RESTORING
+            sequence.clock.turn("preempted_s", now_s)
+            self.seating.restore(sequence, transfer_id)
+        return True
 
-    @property
-    def _room(self) -> int:
-        """Tokens, prompt and output, that one sequence may ever hold."""
-        return min(self.limits.max_model_len, self.cache.num_blocks * self.cache.block_size)
+    def _leave_queue(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self.num_swapped -= sequence.status is SequenceStatus.SWAPPED
 
-    def _has_slot(self) -> bool:
-        return len(self.running) < self.limits.max_num_seqs
+    def _run(self, sequence: Sequence, index: int, now_s: float) -> None:
+        sequence.status = SequenceStatus.RUNNING
+        sequence.clock.turn("decode_s" if sequence.num_output_tokens else "prefill_s", now_s)
+        self.seating.run(sequence, index)
 
-    def _append(self, sequence: Sequence, drawn: SampledToken) -> TokenOutput:
+    def _share(self, sequence: Sequence, count: int) -> ScheduledSequence:
+        end = sequence.num_computed_tokens + count
+        if end > sequence.num_served_tokens:  # what is recomputed was charged before
+            self.policy.serve(sequence, end - sequence.num_served_tokens)
+            sequence.num_served_tokens = end
+        if count > 1:
+            self.cache.announce(sequence, end)
+        if end < len(sequence.token_ids):
+            return ScheduledSequence(sequence, count, ())
+        if sequence.num_seats == 1:
+            return ScheduledSequence(sequence, count, (sequence,))
+        forks = (sequence.fork(index) for index in range(1, sequence.num_seats))
+        return ScheduledSequence(sequence, count, (sequence, *forks))
+
+    def _begin(self, fork: Sequence, parent: Sequence) -> None:
+        """Let a fork run beside its parent, which kept a seat for it."""
+        self.cache.fork(parent, fork)
+        self.seating.fork(parent, fork)
+        fork.status = SequenceStatus.RUNNING
+        self._live.add_fork(fork)
+        self.policy.arrive(fork)
+
+    def _append(self, sequence: Sequence, drawn: SampledToken, now_s: float) -> TokenOutput:
         sequence.append_token(drawn.token_id)
-        reason = self._reason_to_end(sequence, drawn.token_id)
+        if sequence.num_output_tokens == 1:
+            sequence.clock.turn("decode_s", now_s)
+        reason = self.stopping.reason_to_end(sequence)
         if reason is not None:
             self._end(sequence, reason)
-        logprobs = () if drawn.logprob is None else (drawn.logprob,)
-        return TokenOutput(sequence.request_id, (drawn.token_id,), logprobs, reason)
-
-    def _reason_to_end(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        if token_id in self.ending_token_ids(sequence):
-            return FinishReason.STOP
-        room = self._room
-        max_tokens = sequence.params.max_tokens or room
-        if sequence.num_output_tokens >= max_tokens or sequence.num_tokens >= room:
-            return FinishReason.LENGTH
-        return None
-
-    def ending_token_ids(self, sequence: Sequence) -> frozenset[int]:
-        """Return the token ids that end `sequence`."""
-        stops = frozenset(sequence.params.stop_token_ids)
-        return stops if sequence.params.ignore_eos else stops | self.eos_token_ids
+        return TokenOutput(
+            sequence.request_id,
+            (drawn.token_id,),
+            () if drawn.logprob is None else (drawn.logprob,),
+            reason,
+            index=sequence.index,
+            timing=None if reason is None else sequence.timing(now_s),
+        )
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        queue = self.running if sequence.status is SequenceStatus.RUNNING else self.waiting
-        queue.remove(sequence)
-        self.cache.free(sequence)
+        if sequence.status is SequenceStatus.RUNNING:
+            self.seating.leave(sequence)
+            self.cache.free(sequence)
+        elif sequence.status is not SequenceStatus.RESTORING:  # whose blocks are being written
+            self._leave_queue(sequence)
+            self.cache.free(sequence)
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
-        del self._live[sequence.request_id]
+        self.policy.leave(sequence)
+        self._live.remove(sequence)
 
-
-def _share(sequence: Sequence, count: int) -> ScheduledSequence:
-    return ScheduledSequence(sequence, count, samples=count == sequence.num_uncomputed_tokens)
+    def _end_overdue(self, now_s: float) -> list[TokenOutput]:
+        """End the requests whose deadline has passed, with an output for each of their answers."""
+        reason = FinishReason.DEADLINE
+        return [
+            TokenOutput(request_id, (), (), reason, index=index, timing=sequence.timing(now_s))
+            for request_id in self._live.pop_overdue(now_s)
+            for sequence in self.finish(request_id, reason)
+            for index in range(sequence.index, sequence.index + sequence.num_seats)
+        ]

@@ -1,0 +1,157 @@
+"""Who may come in: into the queue, and from the queue among those who run.
+
+Answers questions only, and changes nothing but its counters. Knows nothing of order or time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+from octavo.cache.kv_cache_manager import CachedPrefix, KVCacheManager
+from octavo.errors import InvalidRequest, PromptTooLong, QueueFull
+from octavo.scheduler.seating import Seating
+from octavo.scheduler.waiting_queue import WaitingQueue
+from octavo.sequence import Sequence
+
+#: Share of the blocks that is left to those who run, so that whom they let in does not have to
+#: make room for them at once.
+RESERVE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What a step, a sequence and the queue may take, in tokens and sequences."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_num_queued_requests: int | None = None
+    max_num_queued_tokens: int | None = None
+
+
+class Admission:
+    """The rules of admission over one cache, one queue and one set of seats."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        cache: KVCacheManager,
+        waiting: WaitingQueue,
+        seating: Seating,
+    ) -> None:
+        self.max_num_tokens = min(limits.max_model_len, cache.num_blocks * cache.block_size)
+        """Tokens, prompt and output, that one sequence may ever hold."""
+        self.num_requests_refused = 0
+        self.num_tokens_refused = 0
+        self._limits = limits
+        self._cache = cache
+        self._waiting = waiting
+        self._seating = seating
+        self._reserve = math.ceil(cache.num_blocks * RESERVE)
+
+    def check_possible(self, sequence: Sequence) -> None:
+        """Raise InvalidRequest or PromptTooLong if a sequence can never run."""
+        if not sequence.num_tokens:
+            raise InvalidRequest("the prompt has 0 tokens but must have at least 1")
+        if sequence.num_seats > self._limits.max_num_seqs:
+            raise InvalidRequest(
+                f"n is {sequence.num_seats} but max_num_seqs is {self._limits.max_num_seqs}; "
+                "lower it or raise max_num_seqs"
+            )
+        if sequence.num_tokens + 1 > self.max_num_tokens:
+            raise PromptTooLong(
+                f"prompt has {sequence.num_tokens:,} tokens but one sequence can hold "
+                f"{self.max_num_tokens:,} with its output; shorten it or raise max_model_len or "
+                "num_kv_blocks"
+            )
+        num_blocks = self._cache.num_blocks_for(sequence.num_tokens + 1) + sequence.num_seats - 1
+        if num_blocks > self._cache.num_blocks:
+            raise PromptTooLong(
+                f"prompt has {sequence.num_tokens:,} tokens and n is {sequence.num_seats}, which "
+                f"takes {num_blocks:,} KV blocks of {self._cache.num_blocks:,}; shorten it, lower "
+                "n or raise num_kv_blocks"
+            )
+
+    def check_queue(self, sequence: Sequence) -> None:
+        """Raise QueueFull if as much waits as may wait.
+
+        Sequences that the next step can admit do not count, and a sequence that would wait alone
+        is never refused for its tokens.
+        """
+        limits, waiting = self._limits, self._waiting
+        most_requests, most_tokens = limits.max_num_queued_requests, limits.max_num_queued_tokens
+        if most_requests is None and most_tokens is None:
+            return
+        num_leaving, leaving_tokens = self._startable()
+        num_staying = len(waiting) - num_leaving
+        if most_requests is not None and num_staying >= most_requests:
+            self.num_requests_refused += 1
+            raise QueueFull(
+                f"{num_staying:,} sequences wait and max_num_queued_requests is "
+                f"{most_requests:,}; send the request again later"
+            )
+        num_tokens = waiting.num_tokens - leaving_tokens
+        if (
+            most_tokens is not None
+            and num_tokens
+            and num_tokens + sequence.num_tokens > most_tokens
+        ):
+            self.num_tokens_refused += 1
+            raise QueueFull(
+                f"{num_tokens:,} tokens wait, the prompt has {sequence.num_tokens:,} and "
+                f"max_num_queued_tokens is {most_tokens:,}; send the request again later"
+            )
+
+    def fits(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
+        """Return whether `sequence` can come in now.
+
+        It must have a seat and blocks that nobody seated needs next, and what it lacks of its
+        `prefix` must not be what another is computing in this step.
+        """
+        seating = self._seating
+        if prefix.is_computing or sequence.num_seats > seating.num_free_seats:
+            return False
+        num_spare = self._num_spare_blocks(list(seating))
+        return self._num_blocks_needed(sequence, prefix) <= num_spare
+
+    def could_fit(self, sequence: Sequence, prefix: CachedPrefix, place: int) -> bool:
+        """Return whether it would fit if all who run from `place` on made room."""
+        seating = self._seating
+        leaving = seating.running[place:]
+        num_free_seats = seating.num_free_seats + sum(each.num_seats for each in leaving)
+        if prefix.is_computing or not leaving or sequence.num_seats > num_free_seats:
+            return False
+        staying = [*seating.running[:place], *seating.restoring.values()]
+        num_freed = self._cache.num_blocks_freed_by(leaving, prefix)
+        num_spare = self._num_spare_blocks(staying) + num_freed
+        return self._num_blocks_needed(sequence, prefix) <= num_spare
+
+    def _num_blocks_needed(self, sequence: Sequence, prefix: CachedPrefix) -> int:
+        """Return the free blocks for all it knows, its next token, and what each fork copies."""
+        num_tokens = sequence.num_tokens + 1
+        num_blocks = self._cache.num_blocks_to_admit(sequence, prefix, num_tokens)
+        return num_blocks + sequence.num_seats - 1
+
+    def _num_spare_blocks(self, seated: List[Sequence]) -> int:
+        """Return the free blocks that those seated need neither now nor next."""
+        if not seated:
+            return self._cache.num_free_blocks
+        size = self._cache.block_size
+        promised = sum(len(s.token_ids) // size + 1 - len(s.block_table) for s in seated)
+        return self._cache.num_free_blocks - promised - self._reserve
+
+    def _startable(self) -> tuple[int, int]:
+        """Return how many of the queue the next step can admit, and their tokens."""
+        num_startable = num_tokens = 0
+        num_free_seats = self._seating.num_free_seats
+        num_blocks = self._num_spare_blocks(list(self._seating))
+        for sequence in self._waiting:
+            num_free_seats -= sequence.num_seats
+            num_blocks -= self._cache.num_blocks_for(sequence.num_tokens + 1)
+            if num_free_seats < 0 or num_blocks < 0:
+                break
+            num_startable += 1
+            num_tokens += sequence.num_tokens
+        return num_startable, num_tokens
