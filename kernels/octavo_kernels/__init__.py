@@ -2,6 +2,7 @@
 
 from octavo_kernels.apply_rope import apply_rope, apply_rope_reference
 from octavo_kernels.attention import (
+    NO_BLOCK,
     AttentionBackend,
     AttentionMetadata,
     KVCache,
@@ -17,6 +18,7 @@ from octavo_kernels.rms_norm import (
 from octavo_kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
 
 __all__ = [
+    "NO_BLOCK",
     "AttentionBackend",
     "AttentionMetadata",
     "KVCache",

@@ -15,6 +15,9 @@ import torch
 
 from octavo_kernels._check import FLOAT_DTYPES, check_tensor
 
+NO_BLOCK = -1
+"""Stands in a block table for a block that no row of the step sees."""
+
 
 @dataclass(frozen=True)
 class KVCacheShape:
@@ -44,20 +47,22 @@ class KVCacheShape:
 
 @dataclass(frozen=True)
 class KVCache:
-    """The tensors of one cache; only the backend that made it knows their layout.
+    """The memory of one cache; only the backend that made it knows its layout inside a block.
 
     The first dimension of every tensor counts blocks.
     """
 
+    storage: torch.Tensor
+    """[num_blocks, ...] contiguous: a block is one piece, the keys and values of all layers."""
     keys: tuple[torch.Tensor, ...]
-    """One tensor a layer."""
+    """One view of `storage` a layer."""
     values: tuple[torch.Tensor, ...]
-    """One tensor a layer."""
+    """One view of `storage` a layer."""
 
     @property
     def num_blocks(self) -> int:
         """Blocks in the cache."""
-        return self.keys[0].shape[0]
+        return self.storage.shape[0]
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,8 @@ class AttentionMetadata:
 
     Sequence i owns the rows query_start_loc[i] up to query_start_loc[i + 1] of q. They are its last
     tokens: the last row has position seq_lens[i] - 1. Its position p is in block
-    block_tables[i, p // block_size]; entries past its length may hold anything.
+    block_tables[i, p // block_size]; entries past its length may hold anything, and entries before
+    the window of its first row may be NO_BLOCK, which changes no bit.
 
     Raises:
         ValueError: A shape or dtype is not as documented.
@@ -100,8 +106,32 @@ class AttentionBackend(Protocol):
     """Short name for logs."""
     shape: KVCacheShape
 
-    def allocate(self, num_blocks: int) -> KVCache:
-        """Return a zero-filled cache of `num_blocks` blocks for every layer."""
+    def allocate(self, num_blocks: int, *, host: bool = False) -> KVCache:
+        """Return a zero-filled cache of `num_blocks` blocks for every layer.
+
+        Args:
+            num_blocks: Blocks, 0 or more.
+            host: Take CPU memory, whatever the device: pinned where the device is CUDA. Only
+                `copy_blocks` reads and writes such a cache, except where the device is the CPU.
+        """
+        ...
+
+    def copy_blocks(self, source: KVCache, target: KVCache, pairs: torch.Tensor) -> None:
+        """Copy whole blocks, all layers' keys and values, one pair after the other.
+
+        A block that one pair writes and a later one reads is copied on as written. On CUDA the
+        copies join the current stream and this returns before they are done.
+
+        Args:
+            source: What `allocate` returned.
+            target: What `allocate` returned, on any device, of any number of blocks; may be
+                `source`. Mutated.
+            pairs: [num_pairs, 2] int64 on the CPU, contiguous: source block, target block.
+
+        Raises:
+            ValueError: `pairs` is not as above, or the caches' blocks differ in shape or dtype.
+            IndexError: A pair lies outside the caches; then nothing has been copied.
+        """
         ...
 
     def write_kv_cache(
@@ -147,7 +177,8 @@ class AttentionBackend(Protocol):
             q: [num_tokens, q_heads, head_dim] of the cache's dtype; tokens may be strided.
             cache: What `allocate` returned, with this step's keys and values written.
             layer: Index of the layer.
-            metadata: Where rows and blocks lie.
+            metadata: Where rows and blocks lie. NO_BLOCK may stand for a block whose positions
+                all lie before the first one that any row of its sequence sees, and for no other.
             scale: Factor of the scores.
             window: Positions that a row sees, its own included; None for all.
             out: Receives the result, shape and dtype of q, apart from q.
@@ -170,6 +201,27 @@ def check_kv(shape: KVCacheShape, k: torch.Tensor, v: torch.Tensor, slots: torch
     check_tensor("write_kv_cache: slot_mapping", slots, k.shape[:1], dtypes=(torch.int64,))
 
 
+def check_copy(source: KVCache, target: KVCache, pairs: torch.Tensor) -> None:
+    """Raise ValueError or IndexError unless `pairs` can be copied from source to target."""
+    check_tensor("copy_blocks: pairs", pairs, (None, 2), dtypes=(torch.int64,), packed=2)
+    if pairs.device.type != "cpu":
+        raise ValueError(f"copy_blocks: pairs are on {pairs.device} but must be on the CPU")
+    kinds = [(list(x.storage.shape[1:]), x.storage.dtype) for x in (source, target)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"copy_blocks: blocks of the target are {kinds[1][0]} of {kinds[1][1]} but must be "
+            f"{kinds[0][0]} of {kinds[0][1]} as in the source"
+        )
+    sizes = [source.num_blocks, target.num_blocks]
+    outside = ((pairs < 0) | (pairs >= torch.tensor(sizes))).any(1)
+    if outside.any():
+        index = int(outside.int().argmax())
+        raise IndexError(
+            f"copy_blocks: pair {index} is {tuple(pairs[index].tolist())} but the source has "
+            f"{sizes[0]} blocks and the target {sizes[1]}"
+        )
+
+
 def check_query(
     shape: KVCacheShape, q: torch.Tensor, window: int | None, out: torch.Tensor | None
 ) -> torch.Tensor:
@@ -188,3 +240,11 @@ def check_query(
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)
     check_tensor("paged_attention: out", out, q.shape, like=q, packed=2)
     return out
+
+
+def metadata_error(sequence: int, num_tokens: int, num_blocks: int) -> IndexError:
+    """Return the error of a sequence whose numbers in the metadata point outside the arrays."""
+    return IndexError(
+        f"paged_attention: sequence {sequence} has rows or blocks outside the {num_tokens} rows, "
+        f"its block table or the cache of {num_blocks} blocks"
+    )

@@ -1,9 +1,10 @@
 """Paged attention on the CPU by native code over a packed cache.
 
-In lanes of 32 bits (one float32, or two bfloat16 side by side) a layer's keys are
-[blocks, kv_heads, head_dim, block_size] and its values [blocks, kv_heads, block_size, head_dim],
-where a bfloat16 lane of keys holds two neighbouring dimensions of one position and a lane of values
-two neighbouring positions of one dimension. Knows nothing of how the native code is built.
+The cache is [blocks, layers, keys and values, kv_heads, ...]. In lanes of 32 bits (one float32, or
+two bfloat16 side by side) the keys of a head are [head_dim, block_size] and its values
+[block_size, head_dim], where a bfloat16 lane of keys holds two neighbouring dimensions of one
+position and a lane of values two neighbouring positions of one dimension. Knows nothing of how the
+native code is built.
 """
 
 import ctypes
@@ -16,8 +17,10 @@ from octavo_kernels.attention import (
     AttentionMetadata,
     KVCache,
     KVCacheShape,
+    check_copy,
     check_kv,
     check_query,
+    metadata_error,
 )
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
@@ -28,7 +31,7 @@ _SLACK_BYTES = 64  # native loads of values may run this far past the last one
 class _CacheShape(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
-        for name in ("bfloat16", "kv_heads", "head_dim", "block_size", "num_blocks")
+        for name in "bfloat16 kv_heads head_dim block_size num_blocks block_stride".split()
     ]
 
 
@@ -58,16 +61,29 @@ class NativeAttention:
             and shape.head_dim % 2 == 0
         )
 
-    def allocate(self, num_blocks: int) -> KVCache:
+    def allocate(self, num_blocks: int, *, host: bool = False) -> KVCache:
         """Return a zero-filled cache; see AttentionBackend."""
         shape = self.shape
         per_lane = 4 // shape.dtype.itemsize
         heads, depth, size = shape.num_kv_heads, shape.head_dim, shape.block_size
         keys_shape = (num_blocks, heads, depth // per_lane, size, per_lane)
         values_shape = (num_blocks, heads, size // per_lane, depth, per_lane)
+        storage = self._zeros((num_blocks, shape.num_layers, 2, heads, depth * size))
+        keys, values = storage.unbind(2)
         return KVCache(
-            tuple(self._zeros(keys_shape) for _ in range(shape.num_layers)),
-            tuple(self._zeros(values_shape) for _ in range(shape.num_layers)),
+            storage,
+            tuple(layer.view(keys_shape) for layer in keys.unbind(1)),
+            tuple(layer.view(values_shape) for layer in values.unbind(1)),
+        )
+
+    def copy_blocks(self, source: KVCache, target: KVCache, pairs: torch.Tensor) -> None:
+        """Copy whole blocks in order; see AttentionBackend."""
+        check_copy(source, target, pairs)
+        self._library.octavo_copy_blocks(
+            *(source.storage.data_ptr(), target.storage.data_ptr()),
+            *(pairs.data_ptr(), len(pairs)),
+            self.shape.bytes_per_block,
+            torch.get_num_threads(),
         )
 
     def write_kv_cache(
@@ -128,10 +144,7 @@ class NativeAttention:
             torch.get_num_threads(),
         )
         if invalid >= 0:
-            raise IndexError(
-                f"paged_attention: sequence {invalid} has rows or blocks outside the "
-                f"{num_tokens} rows, its block table or the cache of {cache.num_blocks} blocks"
-            )
+            raise metadata_error(invalid, num_tokens, cache.num_blocks)
         return out
 
     def _native_shape(self, cache: KVCache) -> "ctypes._CArgObject":
@@ -143,6 +156,7 @@ class NativeAttention:
                 shape.head_dim,
                 shape.block_size,
                 cache.num_blocks,
+                cache.storage.stride(0),
             )
         )
 
@@ -154,7 +168,7 @@ class NativeAttention:
         memory = mmap.mmap(
             -1, elements * dtype.itemsize + _SLACK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         )
-        return torch.frombuffer(memory, dtype=dtype, count=elements).view(shape)
+        return torch.frombuffer(memory, dtype=dtype)[:elements].view(shape)
 
 
 def make_native_attention(shape: KVCacheShape) -> NativeAttention | None:

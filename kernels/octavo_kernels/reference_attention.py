@@ -1,23 +1,37 @@
 """Paged attention in plain torch: the reference, and the path of devices without native code.
 
-The cache of a layer is [blocks, block_size, kv_heads, head_dim], for keys and for values. Knows
-nothing of how other backends lay theirs out.
+The cache is [blocks, layers, keys and values, block_size, kv_heads, head_dim]. Knows nothing of how
+other backends lay theirs out.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 
 from octavo_kernels.attention import (
+    NO_BLOCK,
     AttentionMetadata,
     KVCache,
     KVCacheShape,
+    check_copy,
     check_kv,
     check_query,
+    metadata_error,
 )
 
 _SPLIT = 128  # positions reduced by one product: every product over keys has this size
 _ROWS = 64  # rows of one product, for the same reason: libraries choose routines by size
+
+
+class _Placed(NamedTuple):
+    """Where a sequence that has rows in this step lies."""
+
+    rows: slice
+    length: int
+    table: list[int]
+    unseen: int
+    """Blocks at the head of the table that no row sees."""
 
 
 class ReferenceAttention:
@@ -29,18 +43,24 @@ class ReferenceAttention:
         self.shape = shape
         self._device = device
 
-    def allocate(self, num_blocks: int) -> KVCache:
+    def allocate(self, num_blocks: int, *, host: bool = False) -> KVCache:
         """Return a zero-filled cache; see AttentionBackend."""
         shape = self.shape
-        sizes = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
+        storage = torch.zeros(
+            (num_blocks, shape.num_layers, 2, shape.block_size, shape.num_kv_heads, shape.head_dim),
+            dtype=shape.dtype,
+            device="cpu" if host else self._device,
+            pin_memory=host and self._device.type == "cuda",
+        )
+        keys, values = storage.unbind(2)
+        return KVCache(storage, keys.unbind(1), values.unbind(1))
 
-        def layers() -> tuple[torch.Tensor, ...]:
-            return tuple(
-                torch.zeros(sizes, dtype=shape.dtype, device=self._device)
-                for _ in range(shape.num_layers)
-            )
-
-        return KVCache(layers(), layers())
+    def copy_blocks(self, source: KVCache, target: KVCache, pairs: torch.Tensor) -> None:
+        """Copy whole blocks in order; see AttentionBackend."""
+        check_copy(source, target, pairs)
+        for source_block, target_block in pairs.tolist():
+            block = source.storage[source_block]
+            target.storage[target_block].copy_(block, non_blocking=True)
 
     def write_kv_cache(
         self,
@@ -53,9 +73,9 @@ class ReferenceAttention:
         """Write keys and values into their slots; see AttentionBackend."""
         check_kv(self.shape, k, v, slot_mapping)
         kept = slot_mapping >= 0
-        slots = slot_mapping[kept]
-        cache.keys[layer].flatten(0, 1)[slots] = k[kept]
-        cache.values[layer].flatten(0, 1)[slots] = v[kept]
+        slots, size = slot_mapping[kept], self.shape.block_size
+        cache.keys[layer][slots // size, slots % size] = k[kept]
+        cache.values[layer][slots // size, slots % size] = v[kept]
 
     def paged_attention(
         self,
@@ -70,17 +90,42 @@ class ReferenceAttention:
     ) -> torch.Tensor:
         """Attend from each row to its sequence; see AttentionBackend."""
         out = check_query(self.shape, q, window, out)
-        starts, lengths = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
-        for i, seq_len in enumerate(lengths):
-            rows = slice(starts[i], starts[i + 1])
-            if starts[i] == starts[i + 1]:
-                continue
-            num_blocks = math.ceil(seq_len / self.shape.block_size)
-            blocks = metadata.block_tables[i, :num_blocks]
-            k = cache.keys[layer][blocks].flatten(0, 1)[:seq_len]
-            v = cache.values[layer][blocks].flatten(0, 1)[:seq_len]
+        for rows, length, table, unseen in self._place(metadata, window, len(q), cache.num_blocks):
+            k = _gather(cache.keys[layer], table, unseen)[:length]
+            v = _gather(cache.values[layer], table, unseen)[:length]
             out[rows] = attend_sequence(q[rows], k, v, scale, window)
         return out
+
+    def _place(
+        self, metadata: AttentionMetadata, window: int | None, num_tokens: int, num_blocks: int
+    ) -> list[_Placed]:
+        """Return where each sequence with rows lies; IndexError if one points outside."""
+        size, starts, placed = self.shape.block_size, metadata.query_start_loc.tolist(), []
+        for i, length in enumerate(metadata.seq_lens.tolist()):
+            begin, end = starts[i : i + 2]
+            table = metadata.block_tables[i, : math.ceil(length / size)].tolist()
+            first_seen = 0 if window is None else max(0, length - (end - begin) - window + 1)
+            unseen = first_seen // size
+            valid = 0 <= begin <= end <= num_tokens and end - begin <= length
+            if valid and begin < end:
+                valid = (
+                    len(table) * size >= length
+                    and all(0 <= block < num_blocks for block in table[unseen:])
+                    and all(NO_BLOCK <= block < num_blocks for block in table[:unseen])
+                )
+                placed.append(_Placed(slice(begin, end), length, table, unseen))
+            if not valid:
+                raise metadata_error(i, num_tokens, num_blocks)
+        return placed
+
+
+def _gather(layer: torch.Tensor, table: list[int], unseen: int) -> torch.Tensor:
+    """Return [positions, kv_heads, head_dim] of the blocks in `table`, zeros for the unseen ones.
+
+    Zeros, for unseen blocks need not exist, and what they hold need not be finite.
+    """
+    seen = layer[table[unseen:]].flatten(0, 1)
+    return torch.cat([seen.new_zeros(unseen * layer.shape[1], *seen.shape[1:]), seen])
 
 
 def attend_sequence(

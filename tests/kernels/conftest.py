@@ -75,6 +75,19 @@ def _make_backend(name: str, shape: KVCacheShape) -> AttentionBackend:
     return ReferenceAttention(shape, CPU) if name == "plain" else make_attention_backend(shape, CPU)
 
 
+@pytest.fixture(params=["fast", "plain"])
+def backend_name(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def make_backend(backend_name):
+    def make(shape: KVCacheShape) -> AttentionBackend:
+        return _make_backend(backend_name, shape)
+
+    return make
+
+
 @dataclass
 class PagedBatch:
     """Some sequences with keys and values of their own, laid out in a cache by any backend."""
@@ -95,8 +108,12 @@ class PagedBatch:
         window: int | None = None,
         poison: float = math.nan,
         only: int | None = None,
+        unseen: str = "kept",
     ) -> list[torch.Tensor]:
-        """Return each sequence's rows, computed in one step over a cache filled with `poison`."""
+        """Return each sequence's rows, computed in one step over a cache filled with `poison`.
+
+        Blocks that no row sees through its window are `kept`, `poisoned`, or `gone` from the table.
+        """
         chosen = range(len(self.k)) if only is None else [only]
         lens = seq_lens or [len(k) for k in self.k]
         rows = query_lens or lens
@@ -110,6 +127,13 @@ class PagedBatch:
         tables, cache = _allocate(backend, lens, poison)
         slots = _slots(tables, lens, block_size)
         backend.write_kv_cache(torch.cat(k), torch.cat(v), cache, 1, slots)
+        if unseen != "kept":
+            for table, n, r in zip(tables, lens, rows, strict=True):
+                count = max(0, n - r - window + 1) // block_size
+                for block in table[:count].tolist():
+                    cache.storage[block] = poison
+                if unseen == "gone":
+                    table[:count] = -1
         metadata = AttentionMetadata(
             query_start_loc=torch.tensor([0, *rows]).cumsum(0).int(),
             seq_lens=torch.tensor(lens).int(),
@@ -135,8 +159,7 @@ def _allocate(
         for i in range(count):
             table[i] = next(blocks)
     cache = backend.allocate(sum(counts) + 3)
-    for layer in (*cache.keys, *cache.values):
-        layer.fill_(poison)
+    cache.storage.fill_(poison)
     return tables, cache
 
 

@@ -5,12 +5,10 @@ import math
 import pytest
 import torch
 
-from octavo_kernels import AttentionMetadata, KVCacheShape, make_attention_backend
-from octavo_kernels.reference_attention import ReferenceAttention
+from octavo_kernels import AttentionMetadata, KVCacheShape
 
 pytestmark = pytest.mark.kernels
 
-CPU = torch.device("cpu")
 # a prefill chunk, a decode, a long prefix with two new rows, a first token, one whole tile
 LENS, QUERY_LENS = [150, 65, 333, 1, 64], [77, 1, 2, 1, 64]
 
@@ -63,11 +61,10 @@ def test_attention_agrees_with_reference(
         assert_near(actual, expected)
 
 
-@pytest.mark.parametrize("name", ["fast", "plain"])
-def test_scores_of_any_size_neither_overflow_nor_vanish(make_batch, name):
+def test_scores_of_any_size_neither_overflow_nor_vanish(make_batch, backend_name):
     batch = make_batch([70], dtype=torch.float32, head_dim=16)
     batch.q[0] *= 1e4
-    (out,) = batch.attend(name)
+    (out,) = batch.attend(backend_name)
     torch.testing.assert_close(
         out.double(),
         dense_attention(batch.q[0], batch.k[0], batch.v[0], None),
@@ -76,31 +73,41 @@ def test_scores_of_any_size_neither_overflow_nor_vanish(make_batch, name):
     )
 
 
-@pytest.fixture(params=["fast", "plain"])
-def make_backend(request):
-    def make(shape: KVCacheShape):
-        plain = request.param == "plain"
-        return ReferenceAttention(shape, CPU) if plain else make_attention_backend(shape, CPU)
-
-    return make
-
-
 def test_new_cache_is_zero_and_as_large_as_promised(make_backend, dtype):
     shape = KVCacheShape(3, 2, 16, 8, dtype)
     cache = make_backend(shape).allocate(5)
-    tensors = (*cache.keys, *cache.values)
     assert cache.num_blocks == 5
-    assert sum(x.nbytes for x in tensors) == 5 * shape.bytes_per_block
+    assert cache.storage.nbytes == 5 * shape.bytes_per_block
     assert shape.bytes_per_block == 3 * 2 * 2 * 16 * 8 * dtype.itemsize
-    assert not any(x.any() for x in tensors)
+    assert not cache.storage.any()
+
+
+def test_a_block_is_one_piece_of_storage_that_the_layers_share(make_backend, dtype):
+    shape = KVCacheShape(3, 2, 16, 8, dtype)
+    cache = make_backend(shape).allocate(5)
+    assert cache.storage.is_contiguous()
+    for number, view in enumerate((*cache.keys, *cache.values), start=1):
+        assert view.shape[0] == 5
+        view[2] = number
+    for number in range(1, 7):
+        assert int((cache.storage[2] == number).sum()) == 2 * 16 * 8
+    assert not cache.storage[:2].any()
+    assert not cache.storage[3:].any()
+
+
+def test_a_cache_may_have_no_blocks(make_backend, dtype):
+    backend = make_backend(KVCacheShape(1, 2, 16, 8, dtype))
+    cache = backend.allocate(0)
+    assert cache.num_blocks == 0
+    nothing = torch.zeros(0, 2, 16, dtype=dtype)
+    backend.write_kv_cache(nothing, nothing, cache, 0, torch.zeros(0, dtype=torch.int64))
 
 
 def test_write_changes_the_mapped_slots_of_one_layer_only(make_backend, dtype):
     shape = KVCacheShape(2, 2, 16, 8, dtype)
     backend = make_backend(shape)
     cache = backend.allocate(6)
-    for x in (*cache.keys, *cache.values):
-        x.fill_(7)
+    cache.storage.fill_(7)
     k, v = torch.ones(4, 2, 16, dtype=dtype), torch.full((4, 2, 16), 2.0, dtype=dtype)
     backend.write_kv_cache(k, v, cache, 1, torch.tensor([3, -1, 47, 16]))
     assert bool((cache.keys[0] == 7).all())
@@ -169,6 +176,62 @@ def test_numbers_that_point_outside_the_cache_are_refused(make_backend):
         backend.paged_attention(q, cache, 0, one_sequence(2, block=2), scale=1.0)
     with pytest.raises(IndexError):
         backend.write_kv_cache(q, q, cache, 0, torch.tensor([0, 16]))
+
+
+def step_of_one(table: list[int], length: int = 30, rows: int = 1) -> AttentionMetadata:
+    return AttentionMetadata(
+        query_start_loc=torch.tensor([0, rows], dtype=torch.int32),
+        seq_lens=torch.tensor([length], dtype=torch.int32),
+        block_tables=torch.tensor([table], dtype=torch.int32),
+        slot_mapping=torch.full((1,), -1),
+        max_query_len=rows,
+        max_seq_len=length,
+    )
+
+
+# With blocks of 8 and 30 tokens, a window of 6 begins at position 24 for the last row, in block 3,
+# and at position 23 for the row before it, in block 2.
+@pytest.mark.parametrize(
+    ("table", "rows", "window"),
+    [
+        ([0, 1, 2, 4], 1, None),
+        ([0, 1, -1, 3], 1, None),
+        ([-1, 1, 2, 3], 1, None),
+        ([-1, -1, -1, -1], 1, 6),
+        ([-1, -1, -1, 3], 2, 6),
+        ([-1, -1, -1, 3], 1, 7),
+        ([-1, -1, -2, 3], 1, 6),
+        ([4, -1, -1, 3], 1, 6),
+        ([0, 1, 2], 1, None),
+    ],
+)
+def test_a_table_that_points_outside_what_rows_see_is_refused(make_backend, table, rows, window):
+    backend = make_backend(KVCacheShape(1, 1, 16, 8, torch.float32))
+    cache, q = backend.allocate(4), torch.ones(rows, 1, 16)
+    out = torch.full_like(q, 9)
+    metadata = step_of_one(table, rows=rows)
+    with pytest.raises(IndexError, match=r"sequence 0 has rows or blocks outside the . rows, its"):
+        backend.paged_attention(q, cache, 0, metadata, scale=1.0, window=window, out=out)
+    assert bool((out == 9).all())
+
+
+@pytest.mark.parametrize(("rows", "window"), [(1, 6), (2, 5), (6, 1)])
+def test_no_block_is_accepted_before_what_rows_see(make_backend, rows, window):
+    backend = make_backend(KVCacheShape(1, 1, 16, 8, torch.float32))
+    cache, q = backend.allocate(4), torch.ones(rows, 1, 16)
+    cache.storage.fill_(math.nan)
+    cache.storage[3] = 2.0
+    metadata = step_of_one([-1, -1, -1, 3], rows=rows)
+    out = backend.paged_attention(q, cache, 0, metadata, scale=1.0, window=window)
+    assert bool((out == 2.0).all())
+
+
+@pytest.mark.parametrize(("length", "rows"), [(30, 2), (0, 1), (30, -1)])
+def test_rows_outside_the_queries_or_the_sequence_are_refused(make_backend, length, rows):
+    backend = make_backend(KVCacheShape(1, 1, 16, 8, torch.float32))
+    cache, q = backend.allocate(4), torch.ones(1, 1, 16)
+    with pytest.raises(IndexError, match="outside the 1 rows"):
+        backend.paged_attention(q, cache, 0, step_of_one([0, 1, 2, 3], length, rows), scale=1.0)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,11 @@ import math
 import pytest
 import torch
 
+from octavo_kernels import AttentionMetadata, KVCacheShape
+
 pytestmark = pytest.mark.kernels
 
 LENS = [150, 65, 333, 1, 64]
-
-
-@pytest.fixture(params=["fast", "plain"])
-def backend_name(request) -> str:
-    return request.param
 
 
 def assert_same(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
@@ -62,6 +59,42 @@ def test_what_unused_slots_hold_changes_no_bit(make_batch, dtype, backend_name, 
         expected = batch.attend(backend_name, poison=0.0, window=window, **options)
         assert all(bool(x.isfinite().all()) for x in expected)
         assert_same(batch.attend(backend_name, poison=poison, window=window, **options), expected)
+
+
+@pytest.mark.parametrize("unseen", ["poisoned", "gone"])
+@pytest.mark.parametrize("window", [1, 17, 33, 64])
+@pytest.mark.parametrize("block_size", [8, 16, 128])
+def test_blocks_out_of_the_window_of_all_rows_change_no_bit(
+    make_batch, dtype, backend_name, block_size, window, unseen
+):
+    batch = make_batch([150, 65, 333, 1, 64, 700], dtype=dtype)
+    options = {"query_lens": [77, 1, 2, 1, 64, 5], "block_size": block_size, "window": window}
+    expected = batch.attend(backend_name, **options)
+    assert_same(batch.attend(backend_name, unseen=unseen, **options), expected)
+
+
+def test_a_block_can_be_read_by_another_sequence_in_the_step_that_writes_it(
+    make_batch, make_backend, backend_name, dtype
+):
+    batch = make_batch([40, 37], dtype=dtype)
+    batch.k[1][:32], batch.v[1][:32] = batch.k[0][:32], batch.v[0][:32]
+    expected = batch.attend(backend_name, query_lens=[40, 5])
+    backend = make_backend(KVCacheShape(1, 3, 64, 16, dtype))
+    cache = backend.allocate(5)
+    cache.storage.fill_(math.nan)
+    metadata = AttentionMetadata(
+        query_start_loc=torch.tensor([0, 40, 45], dtype=torch.int32),
+        seq_lens=torch.tensor([40, 37], dtype=torch.int32),
+        block_tables=torch.tensor([[4, 1, 3], [4, 1, 0]], dtype=torch.int32),
+        slot_mapping=torch.tensor([*range(64, 80), *range(16, 32), *range(48, 56), *range(5)]),
+        max_query_len=40,
+        max_seq_len=40,
+    )
+    k, v = torch.cat([batch.k[0], batch.k[1][32:]]), torch.cat([batch.v[0], batch.v[1][32:]])
+    backend.write_kv_cache(k, v, cache, 0, metadata.slot_mapping)
+    q = torch.cat([batch.q[0], batch.q[1][32:]])
+    out = backend.paged_attention(q, cache, 0, metadata, scale=64**-0.5)
+    assert_same(list(out.split([40, 5])), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -1,19 +1,14 @@
-// Paged attention and the write of its cache.
-//
-// Cache of one layer, in 32-bit lanes (one float32, or two neighbours in bfloat16):
-//     keys   [blocks, kv_heads, head_dim / per_lane, block_size]    a lane pairs dimensions
-//     values [blocks, kv_heads, block_size / per_lane, head_dim]    a lane pairs positions
-// so that scores of neighbouring positions, and outputs of neighbouring dimensions, fill a vector
-// and no product needs a sum across lanes.
+// Paged attention.
 //
 // A row is one query token of one head. Its keys are reduced in tiles of kTile absolute positions,
 // counted from 0, one after the other: which rows share a tile's loads changes no bit of any row.
 // Slots outside a row's positions may hold anything: they never enter its arithmetic.
-// The value array must be followed by kLanes readable lanes (loads may run past the last head_dim).
+// The cache must be followed by kLanes readable lanes (loads may run past the last head_dim).
 
 #include <utility>
 #include <vector>
 
+#include "kv_cache.h"
 #include "vector.h"
 
 namespace {
@@ -28,10 +23,6 @@ constexpr int kMaxRows = 6, kPass = 4;  // rows x vectors held in registers by t
 #else
 constexpr int kMaxRows = 4, kPass = 2;
 #endif
-
-struct CacheShape {
-    int64_t bfloat16, kv_heads, head_dim, block_size, num_blocks;
-};
 
 struct Batch {
     const int32_t *query_start_loc, *seq_lens, *block_tables;
@@ -70,6 +61,11 @@ struct Tile {
     alignas(64) uint32_t packed[kMaxHeadDim * kTile];  // keys of blocks smaller than a vector
 };
 
+// The first position that the row at `position` sees; window 0 for all.
+INLINE int64_t first_seen(int64_t position, int64_t window) {
+    return window > 0 && position >= window ? position - window + 1 : 0;
+}
+
 struct Range {
     int begin, end;  // positions within a tile
     bool operator==(const Range& other) const { return begin == other.begin && end == other.end; }
@@ -85,7 +81,8 @@ INLINE Range range_in_tile(int64_t first, int64_t last, int64_t tile) {
 template <class T>
 void locate(const Call& call, const Item& item, int64_t index, Range range, Tile& tile) {
     const CacheShape& shape = call.shape;
-    const int64_t block_lanes = shape.head_dim * shape.block_size / T::kPerLane;
+    const int64_t block_stride = shape.block_stride / T::kPerLane;
+    const int64_t head_lanes = shape.head_dim * shape.block_size / T::kPerLane;
     const int64_t depth = shape.head_dim / T::kPerLane;
     const int32_t* table = call.batch.block_tables + item.seq * call.batch.max_blocks;
     const int shift = __builtin_ctzll(shape.block_size);  // block sizes are powers of two
@@ -96,7 +93,7 @@ void locate(const Call& call, const Item& item, int64_t index, Range range, Tile
         const int64_t position = index * kTile + at;
         const int64_t block = table[position >> shift];
         const int64_t slot = position & (shape.block_size - 1);
-        const int64_t base = (block * shape.kv_heads + item.kv_head) * block_lanes;
+        const int64_t base = block * block_stride + item.kv_head * head_lanes;
         const uint32_t* values = call.values + base + slot / T::kPerLane * shape.head_dim;
         for (int i = 0; i < kSmallestBlock / T::kPerLane; ++i)
             tile.values[at / T::kPerLane + i] = values + i * shape.head_dim;
@@ -270,13 +267,12 @@ void start_rows(const Call& call, const Item& item, Workspace& work) {
     memset(work.acc, 0, sizeof work.acc);
     for (int r = 0; r < item.rows; ++r) {
         const int64_t last = computed + (item.first_row + r) / call.group;
-        const int64_t first = call.window > 0 && last >= call.window ? last - call.window + 1 : 0;
         const auto* q = static_cast<const typename T::Element*>(call.q) +
                         row_offset(call, item, r, call.q_stride);
         for (int64_t d = 0; d < call.shape.head_dim / T::kPerLane; ++d)
             memcpy(&work.queries[d][r], q + d * T::kPerLane, sizeof work.queries[d][r]);
-        work.rows[r] = Row{&work.queries[0][r], first, last, -__builtin_inff(), Floats{},
-                           work.acc[r]};
+        work.rows[r] = Row{&work.queries[0][r], first_seen(last, call.window), last,
+                           -__builtin_inff(), Floats{}, work.acc[r]};
     }
 }
 
@@ -347,7 +343,7 @@ void attend(const Call& call, int threads) {
 }
 
 // The first sequence whose numbers point outside the arrays, or -1.
-int64_t find_invalid(const Batch& batch, const CacheShape& shape) {
+int64_t find_invalid(const Batch& batch, const CacheShape& shape, int64_t window) {
     for (int64_t seq = 0; seq < batch.num_seqs; ++seq) {
         const int64_t begin = batch.query_start_loc[seq], end = batch.query_start_loc[seq + 1];
         const int64_t length = batch.seq_lens[seq];
@@ -355,60 +351,26 @@ int64_t find_invalid(const Batch& batch, const CacheShape& shape) {
         if (end == begin) continue;
         const int64_t blocks = (length + shape.block_size - 1) / shape.block_size;
         if (blocks > batch.max_blocks) return seq;
+        const int64_t unseen = first_seen(length - (end - begin), window) / shape.block_size;
         const int32_t* table = batch.block_tables + seq * batch.max_blocks;
-        for (int64_t i = 0; i < blocks; ++i)
-            if (table[i] < 0 || table[i] >= shape.num_blocks) return seq;
-    }
-    return -1;
-}
-
-template <class T>
-void write_cache(const CacheShape& shape, const void* k, const void* v, void* keys, void* values,
-                 const int64_t* slots, int64_t tokens, const int64_t* strides, int threads) {
-    using E = typename T::Element;
-    constexpr int kPerLane = T::kPerLane;
-    const int64_t head_dim = shape.head_dim, size = head_dim * shape.block_size;
-#pragma omp parallel for num_threads(threads) if (tokens > 16)
-    for (int64_t token = 0; token < tokens; ++token) {
-        if (slots[token] < 0) continue;
-        const int64_t block = slots[token] / shape.block_size;
-        const int64_t slot = slots[token] % shape.block_size;
-        for (int64_t head = 0; head < shape.kv_heads; ++head) {
-            const E* k_from = static_cast<const E*>(k) + token * strides[0] + head * head_dim;
-            const E* v_from = static_cast<const E*>(v) + token * strides[1] + head * head_dim;
-            const int64_t base = (block * shape.kv_heads + head) * size;
-            E* k_to = static_cast<E*>(keys) + base + slot * kPerLane;
-            E* v_to = static_cast<E*>(values) + base + slot / kPerLane * kPerLane * head_dim +
-                      slot % kPerLane;
-            for (int64_t d = 0; d < head_dim; d += kPerLane)
-                for (int i = 0; i < kPerLane; ++i) k_to[d * shape.block_size + i] = k_from[d + i];
-            for (int64_t d = 0; d < head_dim; ++d) v_to[d * kPerLane] = v_from[d];
+        for (int64_t i = 0; i < blocks; ++i) {
+            const int64_t lowest = i < unseen ? kNoBlock : 0;
+            if (table[i] < lowest || table[i] >= shape.num_blocks) return seq;
         }
     }
+    return -1;
 }
 
 }  // namespace
 
 extern "C" {
 
-// strides: of the tokens of k and v. Returns the first token whose slot is past the cache, before
-// anything is written, or -1.
-int64_t octavo_write_kv_cache(const CacheShape* shape, const void* k, const void* v, void* keys,
-                              void* values, const int64_t* slots, int64_t tokens,
-                              const int64_t* strides, int threads) {
-    for (int64_t token = 0; token < tokens; ++token)
-        if (slots[token] >= shape->num_blocks * shape->block_size) return token;
-    const auto run = shape->bfloat16 ? write_cache<BFloat16> : write_cache<Float32>;
-    run(*shape, k, v, keys, values, slots, tokens, strides, threads);
-    return -1;
-}
-
 // strides: of the tokens of q and out; window: 0 for none. Returns the first sequence whose numbers
 // point outside the arrays, before anything is written, or -1.
 int64_t octavo_paged_attention(const CacheShape* shape, const Batch* batch, const void* q,
                                void* out, const void* keys, const void* values, int64_t group,
                                const int64_t* strides, float scale, int64_t window, int threads) {
-    const int64_t invalid = find_invalid(*batch, *shape);
+    const int64_t invalid = find_invalid(*batch, *shape, window);
     if (invalid >= 0) return invalid;
     const Call call = {*shape,
                        *batch,

@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 
 _SOURCE_DIR = Path(__file__).parent
-_SOURCES = ("rowwise.cpp", "attention.cpp")
-_HEADERS = ("vector.h",)
+_SOURCES = ("rowwise.cpp", "kv_cache.cpp", "attention.cpp")
+_HEADERS = ("vector.h", "kv_cache.h")
 _OPTIONS = (
     "-std=c++17 -O3 -march=native -fPIC -shared"
     " -ffp-contract=off"  # the sources choose what is fused, so that bits do not depend on inlining
