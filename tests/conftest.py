@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 # Before anything imports transformers: tests never reach for a hub.
@@ -22,11 +23,16 @@ settings.load_profile("octavo")
 
 @pytest.fixture(scope="session")
 def make_request() -> Callable[..., Request]:
-    """Make a resolved request: a name, a prompt (ids, or how many), and sampling parameters."""
+    """Make a resolved request: a name, a prompt (ids, or how many), and more.
 
-    def make(name: str = "a", prompt: int | Sequence[int] = 5, **params: Any) -> Request:
+    The rest are sampling parameters, or fields of the request by their names.
+    """
+    own_fields = {field.name for field in fields(Request)}
+
+    def make(name: str = "a", prompt: int | Sequence[int] = 5, **values: Any) -> Request:
         ids = range(10, 10 + prompt) if isinstance(prompt, int) else prompt
-        values = {"max_tokens": 1000, "seed": 0, **params}
-        return Request(name, tuple(ids), SamplingParams(**values))
+        own = {key: values.pop(key) for key in own_fields & values.keys()}
+        params = SamplingParams(**{"max_tokens": 1000, "seed": 0, **values})
+        return Request(name, tuple(ids), params, **own)
 
     return make

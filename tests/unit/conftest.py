@@ -1,18 +1,165 @@
-"""Makers of sequences and schedulers with small, readable numbers."""
+"""Makers of sequences, of schedulers, and of a memory that knows what was written where."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 
+from octavo.cache.block_copies import BlockPair
 from octavo.cache.kv_cache_manager import KVCacheManager
-from octavo.request import TokenOutput
+from octavo.request import SequenceTiming, TokenOutput
+from octavo.scheduler.admission import SchedulerLimits
 from octavo.scheduler.output import SampledToken, SchedulerOutput
-from octavo.scheduler.scheduler import Scheduler, SchedulerLimits
-from octavo.sequence import Sequence
+from octavo.scheduler.policy import make_policy
+from octavo.scheduler.scheduler import Scheduler
+from octavo.sequence import NO_BLOCK, Sequence
 
 EOS = 0
+
+
+class KVMemory:
+    """Blocks of slots; a slot holds all that its KV depends on, chained into one number.
+
+    It makes a step's copies and writes as an executor would, and finds every slot that a sequence
+    reads while it holds something else than that sequence's own past.
+    """
+
+    def __init__(self, cache: KVCacheManager) -> None:
+        self.block_size = cache.block_size
+        self.device: list[list[int]] = [[] for _ in range(cache.num_blocks)]
+        self.host: list[list[int]] = [[] for _ in range(cache.num_host_blocks)]
+        self.under_way: dict[int, tuple[BlockPair, ...]] = {}
+
+    def execute(self, output: SchedulerOutput, live: Iterable[Sequence]) -> None:
+        """Make the copies, then write the scheduled tokens; swap-ins stay under way."""
+        for source, target in output.copies.swap_out:
+            self.host[target] = list(self.device[source])
+        for source, target in output.copies.copies:
+            self.device[target] = list(self.device[source])
+        for swap_in in output.copies.swap_in:
+            self.under_way[swap_in.transfer_id] = swap_in.pairs
+            for _, target in swap_in.pairs:
+                self.device[target] = []
+        for sequence, _, _ in output.scheduled:
+            self.check(sequence, sequence.num_computed_tokens)
+        num_owners: dict[int, int] = {}
+        for sequence in live:
+            for block in sequence.block_table:
+                num_owners[block] = num_owners.get(block, 0) + 1
+        for sequence, count, _ in output.scheduled:
+            self._write(sequence, sequence.num_computed_tokens + count, num_owners)
+        for sequence, count, _ in output.scheduled:
+            self.check(sequence, sequence.num_computed_tokens + count)
+
+    def arrive(self, transfer_id: int) -> None:
+        """Let a swap-in end."""
+        for source, target in self.under_way.pop(transfer_id):
+            self.device[target] = list(self.host[source])
+
+    def check(self, sequence: Sequence, num_tokens: int) -> None:
+        """Compare what the first `num_tokens` slots of its table hold with its own past."""
+        past = _chain(sequence)[:num_tokens]
+        for first in range(0, num_tokens, self.block_size):
+            block = sequence.block_table[first // self.block_size]
+            expected = past[first : first + self.block_size]
+            if block != NO_BLOCK:
+                assert self.device[block][: len(expected)] == expected, (sequence, first)
+
+    def _write(self, sequence: Sequence, end: int, num_owners: dict[int, int]) -> None:
+        past = _chain(sequence)
+        for position in range(sequence.num_computed_tokens, end):
+            block = sequence.block_table[position // self.block_size]
+            assert num_owners[block] == 1, f"{sequence} writes the shared block {block}"
+            slots = self.device[block]
+            del slots[position % self.block_size :]
+            assert len(slots) == position % self.block_size, (sequence, position)
+            slots.append(past[position])
+
+
+def _chain(sequence: Sequence) -> list[int]:
+    link, past = hash(sequence.request.cache_salt), []
+    for token_id in sequence.token_ids:
+        link = hash((link, token_id))
+        past.append(link)
+    return past
+
+
+class SchedulerDriver:
+    """A scheduler whose steps read as plain data; each step recounts and checks everything.
+
+    Sequences go by their request's id, forks by `id.index`. Time stands still unless `now_s` is
+    set, and what is swapped in arrives only when `arrive` is called.
+    """
+
+    def __init__(self, scheduler: Scheduler, make_sequence: Callable[..., Sequence]) -> None:
+        self.scheduler = scheduler
+        self.cache = scheduler.cache
+        self.memory = KVMemory(scheduler.cache)
+        self.now_s = 0.0
+        self.outputs: list[TokenOutput] = []
+        """Of the last step, without their timing."""
+        self.timings: dict[str, SequenceTiming] = {}
+        """Of all that ended by themselves."""
+        self.preempted: list[str] = []
+        self._make_sequence = make_sequence
+
+    def add(self, name: str, prompt: int | list[int] = 5, **params) -> Sequence:
+        sequence = self._make_sequence(name, prompt, **params)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def plan(self) -> SchedulerOutput:
+        output = self.scheduler.schedule(self.now_s)
+        self.preempted = _names(output.preempted)
+        return output
+
+    def run(self, output: SchedulerOutput, *token_ids: int) -> list[tuple[str, int, int]]:
+        """Finish a planned step; rows draw `token_ids`, then 9.
+
+        Returns (name, tokens, how many draw) of each sequence in the step.
+        """
+        self.memory.execute(output, self.scheduler.sequences())
+        drawn = [*token_ids, *[9] * len(output.sampling)][: len(output.sampling)]
+        outputs = self.scheduler.update(output, tuple(map(SampledToken, drawn)), self.now_s)
+        self.outputs = [replace(each, timing=None) for each in outputs]
+        for each in outputs:
+            if each.timing is not None:
+                self.timings[_name(each)] = each.timing
+        self.scheduler.check_integrity()
+        return [(_name(sequence), count, len(draws)) for sequence, count, draws in output.scheduled]
+
+    def step(self, *token_ids: int) -> list[tuple[str, int, int]]:
+        return self.run(self.plan(), *token_ids)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def arrive(self) -> None:
+        """Let all that is swapped in arrive, and those sequences run."""
+        transfer_ids = tuple(self.memory.under_way)
+        for transfer_id in transfer_ids:
+            self.memory.arrive(transfer_id)
+        self.scheduler.resume(transfer_ids, self.now_s)
+        self.scheduler.check_integrity()
+
+    @property
+    def running(self) -> list[str]:
+        return _names(self.scheduler.running)
+
+    @property
+    def waiting(self) -> list[str]:
+        return _names(self.scheduler.waiting)
+
+
+def _name(sequence: Sequence | TokenOutput) -> str:
+    return sequence.request_id + (f".{sequence.index}" if sequence.index else "")
+
+
+def _names(sequences: Iterable[Sequence]) -> list[str]:
+    return [_name(sequence) for sequence in sequences]
 
 
 @pytest.fixture(scope="session")
@@ -21,64 +168,36 @@ def make_sequence(make_request) -> Callable[..., Sequence]:
     return lambda *args, **params: Sequence(make_request(*args, **params))
 
 
-class SchedulerDriver:
-    """A scheduler whose steps read as plain data; every step recounts the blocks."""
-
-    def __init__(self, scheduler: Scheduler, make_sequence: Callable[..., Sequence]) -> None:
-        self.scheduler = scheduler
-        self.cache = scheduler.cache
-        self.outputs: list[TokenOutput] = []
-        self.preempted: list[str] = []
-        self._make_sequence = make_sequence
-
-    def add(self, name: str, prompt: int = 5, **params) -> Sequence:
-        sequence = self._make_sequence(name, prompt, **params)
-        self.scheduler.add(sequence)
-        return sequence
-
-    def plan(self) -> SchedulerOutput:
-        output = self.scheduler.schedule()
-        self.preempted = [sequence.request_id for sequence in output.preempted]
-        return output
-
-    def run(self, output: SchedulerOutput, *token_ids: int) -> list[tuple[str, int, bool]]:
-        """Finish a planned step; rows draw `token_ids`, then 9.
-
-        Returns (name, tokens, whether it drew) of each sequence in the step.
-        """
-        drawn = [*token_ids, *[9] * len(output.sampling)][: len(output.sampling)]
-        self.outputs = self.scheduler.update(output, tuple(map(SampledToken, drawn)))
-        self.scheduler.check_integrity()
-        return [
-            (item.sequence.request_id, item.num_scheduled_tokens, item.samples)
-            for item in output.scheduled
-        ]
-
-    def step(self, *token_ids: int) -> list[tuple[str, int, bool]]:
-        return self.run(self.plan(), *token_ids)
-
-    @property
-    def running(self) -> list[str]:
-        return [sequence.request_id for sequence in self.scheduler.running]
-
-    @property
-    def waiting(self) -> list[str]:
-        return [sequence.request_id for sequence in self.scheduler.waiting]
-
-
 @pytest.fixture(scope="session")
 def make_scheduler(make_sequence) -> Callable[..., SchedulerDriver]:
-    """Make a driven scheduler over blocks of 4 tokens, whose end-of-text id is 0."""
+    """Make a driven scheduler over blocks of 4 tokens, whose end-of-text id is 0.
+
+    Nothing is reused unless `prefix_caching`; with host blocks, `swap_pays` says what is swapped.
+    Other options are those of `SchedulerLimits`.
+    """
 
     def make(
         num_blocks: int = 100,
-        max_num_seqs: int = 8,
-        max_num_batched_tokens: int = 32,
-        max_model_len: int = 400,
-        block_size: int = 4,
+        policy: str = "fcfs",
+        *,
+        tenant_weights: str = "",
+        num_host_blocks: int = 0,
+        prefix_caching: bool = False,
+        window: int | None = None,
+        swap_pays: Callable[[int, int], bool] = lambda num_blocks, num_tokens: True,
+        **limits,
     ) -> SchedulerDriver:
-        limits = SchedulerLimits(max_num_seqs, max_num_batched_tokens, max_model_len)
-        cache = KVCacheManager(num_blocks, block_size)
-        return SchedulerDriver(Scheduler(limits, cache, (EOS,)), make_sequence)
+        values = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 400, **limits}
+        cache = KVCacheManager(
+            num_blocks,
+            4,
+            num_host_blocks=num_host_blocks,
+            prefix_caching=prefix_caching,
+            window=window,
+        )
+        scheduler = Scheduler(
+            SchedulerLimits(**values), cache, make_policy(policy, tenant_weights), (EOS,), swap_pays
+        )
+        return SchedulerDriver(scheduler, make_sequence)
 
     return make

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from octavo.errors import ConfigError
@@ -16,7 +14,7 @@ def make(make_request):
     """Make a sequence by its arrival number, index and fields of its request."""
 
     def make(arrival=0, index=0, **fields):
-        sequence = Sequence(replace(make_request(f"r{arrival}"), **fields))
+        sequence = Sequence(make_request(f"r{arrival}", **fields))
         sequence.arrival_number, sequence.index = arrival, index
         return sequence
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -31,7 +29,7 @@ def make(make_request):
     """Make a sequence by its arrival number, index and fields of its request."""
 
     def make(arrival, index=0, num_tokens=5, **fields):
-        sequence = Sequence(replace(make_request(f"r{arrival}", num_tokens), **fields))
+        sequence = Sequence(make_request(f"r{arrival}", num_tokens, **fields))
         sequence.arrival_number, sequence.index = arrival, index
         return sequence
 
