@@ -6,6 +6,7 @@ Knows nothing of tensors.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
@@ -16,7 +17,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from octavo_client.answer import Completion, Delta
-from octavo_client.codec import Prompt, decode_response, encode_request
+from octavo_client.codec import Prompt, decode_response, encode_inspection, encode_request
 from octavo_client.errors import RequestCancelled
 from octavo_client.transport import (
     DEFAULT_KEEPALIVE_S,
@@ -131,7 +132,8 @@ class AsyncClient:
         **params: Any,
     ) -> AsyncDeltaStream:
         """Send one request and return its answer as it grows; arguments as in `Client.stream`."""
-        return self._open(Prompt(prompt, messages, input_ids), True, timeout_s, params)
+        request = encode_request(self.model, Prompt(prompt, messages, input_ids), True, params)
+        return self._send(request, timeout_s)
 
     async def generate(
         self,
@@ -143,8 +145,8 @@ class AsyncClient:
         **params: Any,
     ) -> Completion:
         """Send one request, wait for all of its answer and return it."""
-        deltas = self._open(Prompt(prompt, messages, input_ids), False, timeout_s, params)
-        async with deltas:
+        request = encode_request(self.model, Prompt(prompt, messages, input_ids), False, params)
+        async with self._send(request, timeout_s) as deltas:
             return Completion.from_deltas([delta async for delta in deltas])
 
     async def is_ready(self, timeout_s: float = 5.0) -> bool:
@@ -168,6 +170,13 @@ class AsyncClient:
         await self.generate("ok", timeout_s=timeout_s, max_tokens=1, temperature=0.0)
         return perf_counter() - started
 
+    async def inspect(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """Return the engine's queues and KV blocks; see `Client.inspect`."""
+        async with self._send(encode_inspection(self.model), timeout_s) as deltas:
+            completion = Completion.from_deltas([delta async for delta in deltas])
+        state: dict[str, Any] = json.loads(completion.text)
+        return state
+
     async def close(self) -> None:
         """Cancel all live streams and drop the connection; safe to call twice."""
         await self._channel.close()
@@ -183,10 +192,7 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def _open(
-        self, prompt: Prompt, stream: bool, timeout_s: float | None, params: Mapping[str, Any]
-    ) -> AsyncDeltaStream:
-        request = encode_request(self.model, prompt, stream, params)
+    def _send(self, request: Any, timeout_s: float | None) -> AsyncDeltaStream:
         limit = time_limit(timeout_s, self._timeout_s)
         try:
             call = self._stream_call(request, timeout=limit)

@@ -1,4 +1,4 @@
-"""Commands of the client: `generate`, `chat` and `health`.
+"""Commands of the client: `generate`, `chat`, `health` and `inspect`.
 
 Exit codes: 0 done, 1 the server failed or cannot be reached, 2 the request is wrong,
 130 stopped by Ctrl-C. Answers go to stdout, everything else to stderr.
@@ -23,6 +23,7 @@ from octavo_client.cli_options import (
 )
 from octavo_client.client import Client
 from octavo_client.errors import OctavoClientError
+from octavo_client.inspect_command import inspect
 from octavo_client.meter import Meter
 
 
@@ -71,7 +72,7 @@ def health(url: str, model: str, timeout: float) -> None:
 
 
 #: What the `octavo` command adds to its group.
-COMMANDS: tuple[click.Command, ...] = (generate, chat, health)
+COMMANDS: tuple[click.Command, ...] = (generate, chat, health, inspect)
 
 
 def _print_whole(client: Client, prompt: str, params: dict[str, Any], as_json: bool) -> None:

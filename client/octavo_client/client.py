@@ -5,6 +5,7 @@ Knows nothing of tensors.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
@@ -15,7 +16,7 @@ import grpc.experimental
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from octavo_client.answer import Completion, Delta
-from octavo_client.codec import Prompt, decode_response, encode_request
+from octavo_client.codec import Prompt, decode_response, encode_inspection, encode_request
 from octavo_client.errors import OctavoClientError
 from octavo_client.transport import (
     DEFAULT_KEEPALIVE_S,
@@ -140,7 +141,8 @@ class Client:
         Raises:
             OctavoClientError: here if the request cannot be sent, else from the iterator.
         """
-        return self._open(Prompt(prompt, messages, input_ids), True, timeout_s, params)
+        request = encode_request(self.model, Prompt(prompt, messages, input_ids), True, params)
+        return self._send(request, timeout_s)
 
     def generate(
         self,
@@ -152,7 +154,8 @@ class Client:
         **params: Any,
     ) -> Completion:
         """Send one request, wait for all of its answer and return it; arguments as in `stream`."""
-        with self._open(Prompt(prompt, messages, input_ids), False, timeout_s, params) as deltas:
+        request = encode_request(self.model, Prompt(prompt, messages, input_ids), False, params)
+        with self._send(request, timeout_s) as deltas:
             return Completion.from_deltas(deltas)
 
     def is_ready(self, timeout_s: float = 5.0) -> bool:
@@ -175,6 +178,18 @@ class Client:
         self.generate("ok", timeout_s=timeout_s, max_tokens=1, temperature=0.0)
         return perf_counter() - started
 
+    def inspect(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """Return the engine's queues and KV blocks as they are between two of its steps.
+
+        Keys are those of `octavo.inspection.Inspection`; no prompt and no token is in it.
+
+        Raises:
+            InvalidRequest: the engine's option `allow_inspect` is false.
+        """
+        with self._send(encode_inspection(self.model), timeout_s) as deltas:
+            state: dict[str, Any] = json.loads(Completion.from_deltas(deltas).text)
+        return state
+
     def close(self) -> None:
         """Cancel all live streams and drop the connection; safe to call twice."""
         self._channel.close()
@@ -190,10 +205,7 @@ class Client:
     ) -> None:
         self.close()
 
-    def _open(
-        self, prompt: Prompt, stream: bool, timeout_s: float | None, params: Mapping[str, Any]
-    ) -> DeltaStream:
-        request = encode_request(self.model, prompt, stream, params)
+    def _send(self, request: Any, timeout_s: float | None) -> DeltaStream:
         limit = time_limit(timeout_s, self._timeout_s)
         try:
             call = self._stream_call(request, timeout=limit)

@@ -70,6 +70,13 @@ def encode_request(model: str, prompt: Prompt, stream: bool, params: Mapping[str
     return request
 
 
+def encode_inspection(model: str) -> Any:
+    """Build the `ModelInferRequest` that asks for the engine's state, as JSON in `text_output`."""
+    request = service_pb2.ModelInferRequest(model_name=model)
+    request.parameters["inspect"].bool_param = True
+    return request
+
+
 def decode_response(response: Any) -> tuple[Delta, bool]:
     """Read one `ModelStreamInferResponse`; the flag says whether it is the request's last.
 
