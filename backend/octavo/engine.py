@@ -16,6 +16,7 @@ from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import EngineConfig
 from octavo.errors import InvalidRequest
 from octavo.executor.model_runner import ModelRunner
+from octavo.inspection import Inspection, inspect_scheduler
 from octavo.request import EngineInfo, FinishReason, Request, StepOutput, StepStats, TokenOutput
 from octavo.sampling.batch import build_sampling_batch
 from octavo.sampling.sampler import sample
@@ -135,6 +136,10 @@ class Engine:
     def stats(self) -> StepStats:
         """Return the totals, with queues and blocks as they are now and no tokens scheduled."""
         return self._count(SchedulerOutput(()), [])
+
+    def inspect(self) -> Inspection:
+        """Return what queues and blocks look like now; changes nothing."""
+        return inspect_scheduler(self.scheduler, self._clock())
 
     def check_integrity(self) -> None:
         """Recount every block against the live sequences.

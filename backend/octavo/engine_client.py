@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from octavo.engine_host import EngineHost
-from octavo.engine_messages import Abort, EngineFailed, EngineReady, Shutdown, StopRequested
+from octavo.engine_messages import (
+    Abort,
+    EngineFailed,
+    EngineReady,
+    Inspect,
+    Inspected,
+    Shutdown,
+    StopRequested,
+)
 from octavo.errors import ConfigError, EngineDead
 from octavo.request import EngineInfo, FinishReason, Request, StepOutput
 
@@ -49,7 +57,7 @@ class EngineDied:
     message: str
 
 
-Event = StepOutput | EngineReady | StopRequested | EngineDied
+Event = StepOutput | Inspected | EngineReady | StopRequested | EngineDied
 
 
 class EngineClient:
@@ -95,7 +103,7 @@ class EngineClient:
             raise ConfigError(self._failure or "the engine was closed before it was ready")
         return self.info
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request | Inspect) -> None:
         """Send a request to the engine without waiting for it.
 
         Raises:

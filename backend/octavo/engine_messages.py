@@ -1,15 +1,16 @@
 """What the engine process and its owner say to each other, one pickled object at a time.
 
-To the engine: a `Request`, an `Abort`, a `Shutdown`; in a process of its own, its `EngineConfig`
-first. From the engine: one `EngineReady` or `EngineFailed`, then a `StepOutput` a step, and a
-`StopRequested` when its process gets SIGTERM. Lives in a module without torch, because both ends
-import it to read the other's messages.
+To the engine: a `Request`, an `Abort`, an `Inspect`, a `Shutdown`; in a process of its own, its
+`EngineConfig` first. From the engine: one `EngineReady` or `EngineFailed`, then a `StepOutput` a
+step, an `Inspected` for each `Inspect`, and a `StopRequested` when its process gets SIGTERM. Lives
+in a module without torch, because both ends import it to read the other's messages.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.inspection import Inspection
 from octavo.request import EngineInfo, FinishReason
 
 
@@ -19,6 +20,21 @@ class Abort:
 
     request_id: str
     reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Answer with an `Inspected` of the same id, between two steps."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """The engine's queues and blocks when an `Inspect` was read."""
+
+    request_id: str
+    inspection: Inspection
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,17 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from octavo.config import EngineConfig
-from octavo.engine_messages import Abort, EngineFailed, EngineReady, Shutdown, StopRequested
+from octavo.engine_messages import (
+    Abort,
+    EngineFailed,
+    EngineReady,
+    Inspect,
+    Inspected,
+    Shutdown,
+    StopRequested,
+)
 from octavo.errors import OctavoError, RequestError
+from octavo.inspection import Inspection
 from octavo.request import (
     EngineInfo,
     FinishReason,
@@ -55,6 +64,9 @@ class EngineLike(Protocol):
 
     def stats(self) -> StepStats:
         """Return the figures as they are now."""
+
+    def inspect(self) -> Inspection:
+        """Return what queues and blocks look like now."""
 
     def check_integrity(self) -> None:
         """Recount every block or raise EngineError."""
@@ -171,7 +183,10 @@ class _Loop:
             if self._engine.has_unfinished:
                 self._tell(self._engine.step())
 
-    def _handle(self, message: Request | Abort) -> None:
+    def _handle(self, message: Request | Abort | Inspect) -> None:
+        if isinstance(message, Inspect):
+            self._channel.send(Inspected(message.request_id, self._engine.inspect()))
+            return
         if isinstance(message, Abort):
             self._engine.abort(message.request_id, message.reason)
             return

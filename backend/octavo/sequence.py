@@ -162,6 +162,11 @@ class SequenceClock:
         clock._seconds = dict(self._seconds)
         return clock
 
+    @property
+    def since_s(self) -> float:
+        """When it was last turned."""
+        return self._since_s
+
     def turn(self, bucket: str, now_s: float) -> None:
         """Count the time since the last turn, and from now on count for `bucket`.
 
