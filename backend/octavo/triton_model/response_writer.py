@@ -13,10 +13,11 @@ import time
 from collections import deque
 
 from octavo.engine_client import EngineClient, EngineDied, Event
-from octavo.engine_messages import EngineReady, StopRequested
+from octavo.engine_messages import EngineReady, Inspected, StopRequested
 from octavo.errors import EngineDead, EngineError, OctavoError, RequestCancelled
 from octavo.request import EngineInfo, FinishReason, StepOutput, StepStats, TokenOutput
 from octavo.triton_model.codec import encode_error, encode_response
+from octavo.triton_model.inspecting import LiveInspection
 from octavo.triton_model.live_request import LiveRequest
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import PbUtils, ResponseSender
@@ -29,6 +30,8 @@ CANCELLATION_BATCH = 16
 ENGINE_CLOSE_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
+
+Live = LiveRequest | LiveInspection
 
 
 def send_error(pb_utils: PbUtils, sender: ResponseSender, error: BaseException) -> None:
@@ -58,10 +61,10 @@ class ResponseWriter:
         self._client = client
         self._pb_utils = pb_utils
         self._metrics = metrics
-        self._handed_over: deque[LiveRequest] = deque()
-        self._live: dict[str, LiveRequest] = {}
-        self._due: dict[str, LiveRequest] = {}
-        self._to_ask: deque[LiveRequest] = deque()
+        self._handed_over: deque[Live] = deque()
+        self._live: dict[str, Live] = {}
+        self._due: dict[str, Live] = {}
+        self._to_ask: deque[Live] = deque()
         self._ask_at_s = 0.0
         self._drain_timeout_s = drain_timeout_s
         self._end_live_at_s: float | None = None
@@ -74,7 +77,7 @@ class ResponseWriter:
         self._observe_ready(self._client.info)
         self._thread.start()
 
-    def submit(self, live: LiveRequest) -> None:
+    def submit(self, live: Live) -> None:
         """Hand over a request: from now on the writer answers it, whatever happens.
 
         Raises:
@@ -153,6 +156,8 @@ class ResponseWriter:
             self._metrics.observe(event.stats, engine_up=True)
             for output in event.outputs:
                 self._take(output)
+        elif isinstance(event, Inspected):
+            self._take_inspection(event)
         elif isinstance(event, EngineReady):
             self._observe_ready(event.info)
         elif isinstance(event, StopRequested):
@@ -168,7 +173,7 @@ class ResponseWriter:
 
     def _take(self, output: TokenOutput) -> None:
         live = self._live.get(output.request_id)
-        if live is None:
+        if not isinstance(live, LiveRequest):
             return  # answered already: cancelled, or past its stop string
         if output.finish_reason is FinishReason.ERROR:
             self._fail(live, EngineError(output.error or "the engine could not finish the request"))
@@ -183,7 +188,13 @@ class ResponseWriter:
         if live.has_response:
             self._due[live.request_id] = live
 
-    def _send(self, live: LiveRequest) -> None:
+    def _take_inspection(self, event: Inspected) -> None:
+        live = self._live.get(event.request_id)
+        if isinstance(live, LiveInspection):
+            live.take(event.inspection)
+            self._due[live.request_id] = live
+
+    def _send(self, live: Live) -> None:
         data = live.pop_response()
         is_final = data.finish_reason is not None
         if is_final:
@@ -223,12 +234,12 @@ class ResponseWriter:
         for live in list(self._live.values()):
             self._fail(live, error)
 
-    def _fail(self, live: LiveRequest, error: OctavoError) -> None:
+    def _fail(self, live: Live, error: OctavoError) -> None:
         """End a request with an error, here and in the engine."""
         self._forget(live)
         self._client.abort(live.request_id, FinishReason.ABORT)
         send_error(self._pb_utils, live.sender, error)
 
-    def _forget(self, live: LiveRequest) -> None:
+    def _forget(self, live: Live) -> None:
         self._live.pop(live.request_id, None)
         self._due.pop(live.request_id, None)
