@@ -44,6 +44,21 @@ def test_repository_holds_one_model(
     assert json.loads((tmp_path / "octavo/1/engine.json").read_text()) == options
 
 
+def test_only_a_repository_that_may_be_inspected_says_so(tmp_path: Path) -> None:
+    bundle.write_repository(tmp_path, "demo", None, allow_inspect=True)
+    options = json.loads((tmp_path / "octavo/1/engine.json").read_text())
+    assert options == {"model": "demo", "allow_inspect": True}
+
+
+@pytest.mark.parametrize(
+    ("host", "is_private"),
+    [("127.0.0.1", True), ("127.8.0.1", True), ("localhost", True), ("::1", True)]
+    + [(host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org")],
+)
+def test_a_server_is_private_if_other_machines_cannot_reach_it(host: str, is_private: bool) -> None:
+    assert ServerOptions(host=host).is_private is is_private
+
+
 def test_environment_puts_this_interpreter_and_the_wheels_libraries_first() -> None:
     environment = bundle.server_environment({"PATH": "/bin", "LD_LIBRARY_PATH": "/own", "A": "b"})
     assert environment["PATH"] == f"{Path(sys.executable).parent}:/bin"

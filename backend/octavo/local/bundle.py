@@ -85,9 +85,15 @@ def write_octavo_backend(folder: Path) -> None:
     (octavo / "model.py").write_text(_BACKEND_SOURCE)
 
 
-def write_repository(folder: Path, model: str, device: str | None) -> None:
+def write_repository(
+    folder: Path, model: str, device: str | None, *, allow_inspect: bool = False
+) -> None:
     """Fill `folder` with a repository of one model, named `octavo`, that serves `model`."""
-    options = {"model": model} if device is None else {"model": model, "device": device}
+    options: dict[str, str | bool] = {"model": model}
+    if device is not None:
+        options["device"] = device
+    if allow_inspect:
+        options["allow_inspect"] = True
     # KIND_MODEL leaves the choice of the GPU to the engine's own option.
     kind = "KIND_MODEL" if device is not None and device.startswith("cuda") else "KIND_CPU"
     version = folder / MODEL_NAME / "1"

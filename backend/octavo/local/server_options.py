@@ -46,6 +46,11 @@ class ServerOptions:
     flags: tuple[str, ...] = ()
     """Further flags of `tritonserver`."""
 
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
     def __post_init__(self) -> None:
         for flag in self.flags:
             if flag.partition("=")[0] in OWNED_FLAGS:

@@ -141,7 +141,12 @@ class TritonServer:
         repository = options.repository
         if repository is None:
             repository = runtime / "models"
-            bundle.write_repository(repository, options.model or "demo", options.device)
+            bundle.write_repository(
+                repository,
+                options.model or "demo",
+                options.device,
+                allow_inspect=options.is_private,
+            )
         return [
             str(bundle.server_binary()),
             *(f"--model-repository={path}" for path in (repository, *options.extra_repositories)),
