@@ -252,11 +252,13 @@ def make_service(
     """Make services on a fake engine; they are stopped, and their answers checked, afterwards."""
     services: list[Service] = []
 
-    def make(drain_timeout_s: float = 0.0, **options: Any) -> Service:
+    def make(drain_timeout_s: float = 0.0, allow_inspect: bool = False, **options: Any) -> Service:
         client = make_client(**options)
         client.wait_ready()
         metrics = EngineMetrics(pb_utils, "octavo", "1")
-        services.append(Service(client, tokenizer, pb_utils, metrics, drain_timeout_s))
+        services.append(
+            Service(client, tokenizer, pb_utils, metrics, drain_timeout_s, allow_inspect)
+        )
         return services[-1]
 
     yield make

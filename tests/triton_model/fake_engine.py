@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from octavo.config import EngineConfig
 from octavo.engine_process import main
 from octavo.errors import ConfigError, InvalidRequest
+from octavo.inspection import InspectedPool, Inspection
 from octavo.request import EngineInfo, FinishReason, Request, StepOutput, StepStats, TokenOutput
 
 MAX_MODEL_LEN = 100_000
@@ -78,6 +79,22 @@ class FakeEngine:
             num_waiting=len(self.answers) - num_running,
             num_blocks=NUM_BLOCKS,
             num_free_blocks=NUM_BLOCKS - num_running,
+        )
+
+    def inspect(self) -> Inspection:
+        """Show one block a request, and nothing of the requests."""
+        num_used = len(self.answers)
+        return Inspection(
+            block_size=16,
+            device=InspectedPool("u" * num_used + "." * (8 - num_used), {}, {}),
+            host=InspectedPool("", {}, {}),
+            sequences=(),
+            num_allocated_slots=16 * num_used,
+            num_used_slots=0,
+            num_query_tokens=0,
+            num_hit_tokens=0,
+            num_swap_preemptions=0,
+            num_recompute_preemptions=0,
         )
 
     def check_integrity(self) -> None:
