@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from octavo.sampling.random import fork_seeds
 from octavo.sequence import Sequence
 
 
@@ -69,6 +70,9 @@ def _random_rows(pairs: list[tuple[int, Sequence]]) -> RandomRows:
         top_k=np.array([max(p.top_k, 0) for p in params], np.int64),
         top_p=np.array([p.top_p for p in params], np.float32),
         min_p=np.array([p.min_p for p in params], np.float32),
-        seeds=np.array([p.seed for p in params], np.int64),
+        seeds=fork_seeds(
+            np.array([p.seed for p in params], np.int64),
+            np.array([sequence.index for _, sequence in pairs], np.int64),
+        ),
         positions=np.array([sequence.num_tokens for _, sequence in pairs], np.int64),
     )

@@ -29,6 +29,26 @@ def uniform(
     return bits.astype(np.float32) * np.float32(2.0**-24)
 
 
+def fork_seeds(
+    seeds: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the seed of each answer of a request: `seed + index * 0x9E3779B97F4A7C15`.
+
+    These are the states SplitMix64 passes through from `seed` on, which `uniform` mixes. The first
+    answer keeps the request's seed, and no two of one request are the same.
+
+    Args:
+        seeds: [rows] int64, those of the requests.
+        indices: [rows] int64, which of its request's answers each row is.
+
+    Returns:
+        [rows] int64, wrapped around.
+    """
+    with np.errstate(over="ignore"):
+        states = seeds.astype(np.uint64) + indices.astype(np.uint64) * _GOLDEN
+    return states.astype(np.int64)
+
+
 def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     state = state + _GOLDEN
     state = (state ^ (state >> np.uint64(30))) * _MIX_1
