@@ -9,15 +9,24 @@ if TYPE_CHECKING:
     from octavo.config import EngineConfig
     from octavo.llm import LLM, Completion
     from octavo.sampling_params import SamplingParams
+    from octavo.scheduling_params import SchedulingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Completion", "EngineConfig", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "Completion",
+    "EngineConfig",
+    "SamplingParams",
+    "SchedulingParams",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "octavo.llm",
     "Completion": "octavo.llm",
     "EngineConfig": "octavo.config",
     "SamplingParams": "octavo.sampling_params",
+    "SchedulingParams": "octavo.scheduling_params",
 }
 
 

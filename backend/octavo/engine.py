@@ -113,12 +113,16 @@ class Engine:
         request_id: str,
         reason: FinishReason = FinishReason.ABORT,
         index: int | None = None,
-    ) -> bool:
-        """End a request, or one of its answers, and free its blocks; it outputs nothing more.
+    ) -> tuple[TokenOutput, ...]:
+        """End a request, or one of its answers, and free its blocks; no step outputs more of it.
 
-        Returns whether any of it was still live.
+        Returns a last output, without tokens, of each answer that was still live.
         """
-        return bool(self.scheduler.finish(request_id, reason, index))
+        ended, now_s = self.scheduler.finish(request_id, reason, index), self._clock()
+        return tuple(
+            TokenOutput(request_id, (), (), reason, index=each.index, timing=each.timing(now_s))
+            for each in ended
+        )
 
     def step(self) -> StepOutput:
         """Run one step of the model over the sequences that the scheduler picks.

@@ -114,10 +114,13 @@ class EngineClient:
             raise EngineDead(f"the engine is {self._state}{reason}; send the request again later")
         self._engine.send(request)
 
-    def abort(self, request_id: str, reason: FinishReason) -> None:
-        """Tell the engine to end a request; harmless when it has ended or the engine is gone."""
+    def abort(self, request_id: str, reason: FinishReason, index: int | None = None) -> None:
+        """Tell the engine to end a request, or only one of its answers.
+
+        Harmless when it has ended or the engine is gone.
+        """
         if self._engine is not None:
-            self._engine.send(Abort(request_id, reason))
+            self._engine.send(Abort(request_id, reason, index))
 
     def poll(self, timeout_s: float | None) -> list[Event]:
         """Wait for the engine, a `wake` or the timeout, and return what has happened since.

@@ -16,10 +16,16 @@ from octavo.request import EngineInfo, FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End a request without an answer; nothing more is output for it."""
+    """End a request, or one of its n answers.
+
+    If the reason is `STOP`, a last output without tokens tells where its time went; after any other
+    reason nothing more is output.
+    """
 
     request_id: str
     reason: FinishReason
+    index: int | None = None
+    """Which of the answers; None means all."""
 
 
 @dataclass(frozen=True, slots=True)

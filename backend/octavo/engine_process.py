@@ -26,7 +26,7 @@ from octavo.engine_messages import (
     Shutdown,
     StopRequested,
 )
-from octavo.errors import OctavoError, RequestError
+from octavo.errors import OctavoError, QueueFull, RequestError
 from octavo.inspection import Inspection
 from octavo.request import (
     EngineInfo,
@@ -54,10 +54,12 @@ class EngineLike(Protocol):
         """Whether a step has anything to do."""
 
     def add(self, request: Request) -> None:
-        """Queue a request or raise RequestError."""
+        """Queue a request, or raise RequestError or QueueFull."""
 
-    def abort(self, request_id: str, reason: FinishReason) -> bool:
-        """End a request; nothing more is output for it."""
+    def abort(
+        self, request_id: str, reason: FinishReason, index: int | None
+    ) -> tuple[TokenOutput, ...]:
+        """End a request or one of its answers, and return the last outputs of what was live."""
 
     def step(self) -> StepOutput:
         """Run one step; an exception means that the engine cannot go on."""
@@ -164,7 +166,7 @@ class _Loop:
         self._engine = engine
         self._channel = channel
         self._stop_signals = stop_signals
-        self._refused: list[TokenOutput] = []
+        self._untold: list[TokenOutput] = []
         self._told = StepStats()
 
     def run(self) -> None:
@@ -180,35 +182,35 @@ class _Loop:
             if self._stop_signals:
                 self._stop_signals.clear()
                 self._channel.send(StopRequested())
+            if self._untold:  # a step may take long, and a refusal need not wait for it
+                self._tell(self._engine.stats())
             if self._engine.has_unfinished:
-                self._tell(self._engine.step())
+                step = self._engine.step()
+                self._tell(step.stats, step.outputs)
 
     def _handle(self, message: Request | Abort | Inspect) -> None:
         if isinstance(message, Inspect):
             self._channel.send(Inspected(message.request_id, self._engine.inspect()))
             return
         if isinstance(message, Abort):
-            self._engine.abort(message.request_id, message.reason)
+            ended = self._engine.abort(message.request_id, message.reason, message.index)
+            self._untold += ended if message.reason is FinishReason.STOP else ()
             return
         try:
             self._engine.add(message)
-        except RequestError as error:
-            self._refused.append(
-                TokenOutput(message.request_id, finish_reason=FinishReason.ERROR, error=str(error))
-            )
+        except (RequestError, QueueFull) as error:
+            refusal = TokenOutput(message.request_id, (), (), FinishReason.ERROR, error)
+            self._untold.append(refusal)
 
-    def _tell(self, output: StepOutput) -> None:
-        if self._refused:
-            output = StepOutput((*self._refused, *output.outputs), output.stats)
-            self._refused = []
-        self._told = output.stats
-        self._channel.send(output)
+    def _tell(self, stats: StepStats, outputs: tuple[TokenOutput, ...] = ()) -> None:
+        self._channel.send(StepOutput((*self._untold, *outputs), stats))
+        self._untold, self._told = [], stats
 
     def _tell_idle(self) -> None:
-        """Send what no step will: refusals, and figures that an abort has changed."""
+        """Send what no step will: outputs that wait, and figures that an abort has changed."""
         stats = self._engine.stats()
-        if self._refused or stats != self._told:
-            self._tell(StepOutput((), stats))
+        if self._untold or stats != self._told:
+            self._tell(stats)
 
     def _wait(self) -> None:
         """Block until a message is there or the owner is gone."""

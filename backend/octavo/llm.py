@@ -9,28 +9,59 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine
 from octavo.errors import InvalidRequest
 from octavo.local.demo_model import resolve_model
 from octavo.model.loader import checkpoint_directory
-from octavo.request import FinishReason, Request, TokenOutput
+from octavo.request import FinishReason, Request, SequenceTiming, TokenOutput
 from octavo.sampling_params import SamplingParams
+from octavo.scheduling_params import SchedulingParams
 from octavo.text.output_text import OutputText
 from octavo.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class Answer:
     """One answer; `token_ids` includes the token that ended it, `text` does not."""
 
-    prompt_token_ids: tuple[int, ...]
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
+    timing: SequenceTiming
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came of one prompt: n answers, of which the first is also here by itself."""
+
+    prompt_token_ids: tuple[int, ...]
+    answers: tuple[Answer, ...]
+
+    @property
+    def text(self) -> str:
+        """Text of the first answer."""
+        return self.answers[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Tokens of the first answer."""
+        return self.answers[0].token_ids
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """Log-probabilities of the first answer's tokens, if they were asked for."""
+        return self.answers[0].logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first answer ended."""
+        return self.answers[0].finish_reason
 
 
 class LLM:
@@ -57,75 +88,106 @@ class LLM:
         self,
         prompts: str | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        scheduling: SchedulingParams | Sequence[SchedulingParams] | None = None,
     ) -> list[Completion]:
-        """Answer all prompts, batched, and return the answers in order.
+        """Answer all prompts, batched, and return what came of each, in order.
 
         Args:
             prompts: texts or lists of token ids.
             params: one for all prompts, or one each.
+            scheduling: one for all prompts, or one each.
 
         Raises:
             RequestError: a prompt or its parameters cannot be served; none is answered then.
+            QueueFull: the prompts are more than the options let wait; none is answered then.
         """
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        if params is None or isinstance(params, SamplingParams):
-            each = [params or SamplingParams()] * len(texts)
-        else:
-            each = list(params)
-        if len(each) != len(texts):
-            raise InvalidRequest(f"{len(texts)} prompts have {len(each)} sampling parameters")
-        answers: dict[str, _Answer] = {}
+        sampling = _each("sampling", params or SamplingParams(), len(texts))
+        places = _each("scheduling", scheduling or SchedulingParams(), len(texts))
+        growing: dict[str, list[_Growing]] = {}
+        requests = []
         try:
-            for prompt, wanted in zip(texts, each, strict=True):
-                answer = self._add(prompt, wanted)
-                answers[answer.request.request_id] = answer
+            for text, wanted, place in zip(texts, sampling, places, strict=True):
+                request = self._make_request(text, wanted, place)
+                growing[request.request_id] = [
+                    _Growing(OutputText(self.tokenizer, request.prompt_token_ids, request.params))
+                    for _ in range(request.params.n)
+                ]
+                requests.append(request)
+                self.engine.add(request)
             while self.engine.has_unfinished:
                 for output in self.engine.step().outputs:
-                    self._take(answers[output.request_id], output)
+                    self._take(growing[output.request_id][output.index], output)
         finally:
-            for request_id in answers:
+            for request_id in growing:
                 self.engine.abort(request_id)
-        return [answer.completion() for answer in answers.values()]
+        return [
+            Completion(
+                request.prompt_token_ids,
+                tuple(answer.whole() for answer in growing[request.request_id]),
+            )
+            for request in requests
+        ]
 
-    def _add(self, prompt: str | Sequence[int], params: SamplingParams) -> _Answer:
+    def _make_request(
+        self, prompt: str | Sequence[int], params: SamplingParams, scheduling: SchedulingParams
+    ) -> Request:
+        arrival_s = time.monotonic()
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         info = self.engine.info
-        resolved = params.resolve(len(ids), info.max_num_tokens, info.default_max_tokens)
-        request = Request(str(next(self._ids)), tuple(ids), resolved, time.monotonic())
-        self.engine.add(request)
-        return _Answer(request, OutputText(self.tokenizer, ids, resolved))
+        return Request(
+            str(next(self._ids)),
+            tuple(ids),
+            params.resolve(len(ids), info.max_num_tokens, info.default_max_tokens),
+            arrival_s,
+            scheduling.deadline_s(arrival_s),
+            scheduling.priority,
+            scheduling.tenant,
+            scheduling.cache_salt,
+        )
 
-    def _take(self, answer: _Answer, output: TokenOutput) -> None:
-        if answer.take(output) and output.finish_reason is None:
-            self.engine.abort(output.request_id, FinishReason.STOP)
+    def _take(self, answer: _Growing, output: TokenOutput) -> None:
+        answer.take(output)
+        if answer.finish_reason is not None and output.finish_reason is None:
+            for last in self.engine.abort(output.request_id, FinishReason.STOP, output.index):
+                answer.timing = last.timing
+
+
+def _each(kind: str, given: T | Sequence[T], num_prompts: int) -> list[T]:
+    """Return parameters, one set for all prompts or one each, as one each."""
+    each = list(given) if isinstance(given, Sequence) else [given] * num_prompts
+    if len(each) != num_prompts:
+        raise InvalidRequest(f"{num_prompts} prompts have {len(each)} {kind} parameters")
+    return each
 
 
 @dataclass(slots=True)
-class _Answer:
+class _Growing:
     """One answer while it grows."""
 
-    request: Request
-    text: OutputText
+    output: OutputText
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    timing: SequenceTiming | None = None
 
-    def take(self, output: TokenOutput) -> bool:
-        """Add a step's tokens; return whether the answer is whole."""
-        delta = self.text.push(output.token_ids, output.finish_reason)
+    def take(self, output: TokenOutput) -> None:
+        """Add a step's tokens."""
+        delta = self.output.push(output.token_ids, output.finish_reason)
         self.pieces.append(delta.text)
         self.token_ids += output.token_ids[: delta.num_tokens]
         self.logprobs += output.logprobs[: delta.num_tokens]
-        self.finish_reason = delta.finish_reason
-        return delta.finish_reason is not None
+        self.finish_reason, self.timing = delta.finish_reason, output.timing
 
-    def completion(self) -> Completion:
-        assert self.finish_reason is not None, f"{self.request.request_id} has not ended"
-        return Completion(
-            self.request.prompt_token_ids,
+    def whole(self) -> Answer:
+        """Return the answer, which must have ended."""
+        assert self.finish_reason is not None, "the answer has not ended"
+        assert self.timing is not None, "a last output has no timing"
+        return Answer(
             "".join(self.pieces),
             tuple(self.token_ids),
             tuple(self.logprobs),
             self.finish_reason,
+            self.timing,
         )

@@ -6,14 +6,15 @@ Knows nothing of the server, tokenizers or tensors.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from octavo.errors import InvalidRequest, shown
+from octavo.errors import InvalidRequest
+from octavo.request_keys import check_range, read_value
+from octavo.scheduling_params import SCHEDULING_KEYS
 
 MAX_N = 128
 MAX_STOP_STRINGS = 256
@@ -66,19 +67,19 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = _READERS_BY_TYPE[str(field.type)](field.name, getattr(self, field.name))
+            value = read_value(field.name, str(field.type), getattr(self, field.name))
             object.__setattr__(self, field.name, value)
-        _check_range("n", self.n, 1, MAX_N, f"an integer from 1 to {MAX_N}")
-        _check_range("temperature", self.temperature, 0.0, 1e6, "a number in [0, 1,000,000]")
-        _check_range("top_k", self.top_k, -1, _INT32_MAX, f"-1 or 0 (all) or {_POSITIVE}")
-        _check_range("top_p", self.top_p, math.ulp(0.0), 1.0, "a number in (0, 1]")
-        _check_range("min_p", self.min_p, 0.0, 1.0, "a number in [0, 1]")
+        check_range("n", self.n, 1, MAX_N, f"an integer from 1 to {MAX_N}")
+        check_range("temperature", self.temperature, 0.0, 1e6, "a number in [0, 1,000,000]")
+        check_range("top_k", self.top_k, -1, _INT32_MAX, f"-1 or 0 (all) or {_POSITIVE}")
+        check_range("top_p", self.top_p, math.ulp(0.0), 1.0, "a number in (0, 1]")
+        check_range("min_p", self.min_p, 0.0, 1.0, "a number in [0, 1]")
         if self.seed is not None:
-            _check_range("seed", self.seed, -(2**63), 2**63 - 1, "a signed 64-bit integer")
+            check_range("seed", self.seed, -(2**63), 2**63 - 1, "a signed 64-bit integer")
         if self.max_tokens is not None:
-            _check_range("max_tokens", self.max_tokens, 1, _INT32_MAX, _POSITIVE)
+            check_range("max_tokens", self.max_tokens, 1, _INT32_MAX, _POSITIVE)
         limit = _INT32_MAX if self.max_tokens is None else self.max_tokens
-        _check_range("min_tokens", self.min_tokens, 0, limit, f"an integer in [0, {limit:,}]")
+        check_range("min_tokens", self.min_tokens, 0, limit, f"an integer in [0, {limit:,}]")
         self._check_stops()
 
     def _check_stops(self) -> None:
@@ -98,7 +99,7 @@ class SamplingParams:
                 f"but at most {MAX_STOP_TOKEN_IDS} are allowed"
             )
         for token_id in self.stop_token_ids:
-            _check_range(
+            check_range(
                 "stop_token_ids", token_id, 0, _INT32_MAX, f"token ids in [0, {_INT32_MAX:,}]"
             )
 
@@ -121,96 +122,26 @@ class SamplingParams:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> SamplingParams:
-        """Read the JSON object of the `sampling_parameters` tensor."""
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"sampling_parameters is not valid JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise InvalidRequest(
-                f"sampling_parameters must be a JSON object, not {type(values).__name__}"
-            )
-        return cls.from_mapping(values)
-
-    @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Build from request keys; numbers may come as strings, unknown keys are refused."""
+        """Build from request keys, leaving out those of `SchedulingParams`, which stand beside.
+
+        Raises:
+            InvalidRequest: a value is wrong, or a key is of neither kind.
+        """
         for key in values:
             if key in UNSUPPORTED_KEYS:
                 raise InvalidRequest(f"sampling parameter {key!r} is not supported yet")
-            if key not in _KEYS:
+            if key not in _KNOWN:
                 raise InvalidRequest(_unknown_key(key[:64]))
-        return cls(**{key: value for key, value in values.items() if value is not None})
+        return cls(**{key: values[key] for key in _KEYS if values.get(key) is not None})
 
 
 def _unknown_key(key: str) -> str:
-    nearest = difflib.get_close_matches(key, _KEYS, n=1)
+    nearest = difflib.get_close_matches(key, _KNOWN, n=1)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return f"unknown sampling parameter {key!r}{hint} (known: {', '.join(_KEYS)})"
+    return f"unknown sampling parameter {key!r}{hint} (known: {', '.join(_KNOWN)})"
 
 
-def _check_range(key: str, value: float, low: float, high: float, allowed: str) -> None:
-    if not low <= value <= high:  # NaN fails every comparison
-        raise _refuse(key, value, allowed)
-
-
-def _refuse(key: str, value: object, allowed: str) -> InvalidRequest:
-    return InvalidRequest(f"{key} is {shown(value)} but must be {allowed}")
-
-
-def _read_float(key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise _refuse(key, value, "a number")
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        raise _refuse(key, value, "a number") from None
-
-
-def _read_int(key: str, value: object) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise _refuse(key, value, "an integer")
-    try:
-        return int(value)
-    except ValueError:
-        raise _refuse(key, value, "an integer") from None
-
-
-def _read_optional_int(key: str, value: object) -> int | None:
-    return None if value is None else _read_int(key, value)
-
-
-def _read_bool(key: str, value: object) -> bool:
-    words = {"true": True, "false": False, "1": True, "0": False}
-    if isinstance(value, str) and value.lower() in words:
-        return words[value.lower()]
-    if not isinstance(value, bool):
-        raise _refuse(key, value, "true or false")
-    return value
-
-
-def _read_strings(key: str, value: object) -> tuple[str, ...]:
-    items = [value] if isinstance(value, str) else value
-    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
-        raise _refuse(key, value, "a string or a list of strings")
-    return tuple(dict.fromkeys(items))
-
-
-def _read_ints(key: str, value: object) -> tuple[int, ...]:
-    items = value if isinstance(value, list | tuple) else [value]
-    return tuple(dict.fromkeys(_read_int(key, item) for item in items))
-
-
-_READERS_BY_TYPE: dict[str, Callable[[str, object], object]] = {
-    "float": _read_float,
-    "int": _read_int,
-    "int | None": _read_optional_int,
-    "bool": _read_bool,
-    "tuple[str, ...]": _read_strings,
-    "tuple[int, ...]": _read_ints,
-}
-#: What a request may name.
+#: What a request may name, of these and in all.
 _KEYS = sorted({field.name for field in fields(SamplingParams)} - {"return_logprob"})
+_KNOWN = sorted([*_KEYS, *SCHEDULING_KEYS])

@@ -13,11 +13,13 @@ from octavo.config import UNSUPPORTED_OPTIONS, EngineConfig, option_docs
 from octavo.errors import ConfigError
 
 COUNT = "an integer from 1 to 2,147,483,647"
+POLICIES = "one of fcfs, priority, fair"
+MODES = "one of auto, swap, recompute"
 BYTES = "an integer from 1 to 9,223,372,036,854,775,807"
 COUNTS = (
     "num_kv_blocks max_num_seqs max_num_batched_tokens max_model_len default_max_tokens".split()
 )
-COUNTS.append("cpu_threads")
+COUNTS += ["cpu_threads", "max_num_queued_requests", "max_num_queued_tokens"]
 
 GOOD = [
     ("tokenizer", None, None),
@@ -32,7 +34,18 @@ GOOD = [
     ("gpu_memory_utilization", 1, 1.0),
     ("gpu_memory_utilization", "0.5", 0.5),
     ("kv_cache_memory_bytes", 2**40, 2**40),
+    ("swap_space_bytes", 0, 0),
+    ("swap_space_bytes", "1048576", 2**20),
+    ("enable_prefix_caching", "0", False),
+    ("preemption_mode", "recompute", "recompute"),
+    ("scheduling_policy", "priority", "priority"),
+    ("scheduling_policy", "fair", "fair"),
+    ("tenant_weights", "gold=4,free=0.5", "gold=4,free=0.5"),
+    ("max_num_queued_requests", None, None),
+    ("max_num_queued_requests", "7", 7),
+    ("max_num_queued_tokens", 1, 1),
     ("max_num_seqs", " 5 ", 5),
+    ("allow_inspect", "true", True),
     ("engine_process", "FALSE", False),
     ("engine_process", "1", True),
     ("drain_timeout_s", 0, 0.0),
@@ -64,6 +77,15 @@ BAD = [
     ("kv_cache_memory_bytes", 0, BYTES),
     ("kv_cache_memory_bytes", 2**63, BYTES),
     ("kv_cache_memory_bytes", "4GiB", "an integer"),
+    ("swap_space_bytes", -1, BYTES.replace("from 1", "from 0")),
+    ("swap_space_bytes", "4GiB", "an integer"),
+    ("preemption_mode", "drop", MODES),
+    ("preemption_mode", "", MODES),
+    ("scheduling_policy", "FCFS", POLICIES),
+    ("scheduling_policy", None, "a string"),
+    ("tenant_weights", {"gold": 4}, "a string"),
+    ("allow_inspect", "maybe", "true or false"),
+    ("enable_prefix_caching", 1, "true or false"),
     ("engine_process", 1, "true or false"),
     ("engine_process", "yes", "true or false"),
     ("drain_timeout_s", -1, "seconds from 0 to 3600"),
@@ -147,7 +169,7 @@ def test_an_unknown_option_names_the_nearest_and_lists_the_known(load):
 
 
 def test_an_unknown_option_near_nothing_lists_the_known():
-    with pytest.raises(ConfigError, match=r"^unknown engine option 'zzz' \(known: block_size, "):
+    with pytest.raises(ConfigError, match=r"^unknown engine option 'zzz' \(known: allow_inspect, "):
         EngineConfig.from_mapping({"model": "demo", "zzz": 1})
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import pickle
 from dataclasses import FrozenInstanceError, fields
 from itertools import pairwise
@@ -22,6 +21,8 @@ SEED = "a signed 64-bit integer"
 STOP_IDS = "token ids in [0, 2,147,483,647]"
 
 GOOD = [
+    ("n", "3", 3),
+    ("n", 128.0, 128),
     ("temperature", 0, 0.0),
     ("temperature", "0.1", 0.1),
     ("temperature", 1_000_000, 1e6),
@@ -50,6 +51,9 @@ GOOD = [
 ]
 
 BAD = [
+    ("n", 0, "n is 0 but must be an integer from 1 to 128"),
+    ("n", 129, "n is 129 but must be an integer from 1 to 128"),
+    ("n", "two", f"n is 'two' but must be {INT}"),
     ("temperature", float("nan"), "temperature is nan but must be a number in [0, 1,000,000]"),
     ("temperature", "nan", "temperature is nan but must be a number in [0, 1,000,000]"),
     ("temperature", "inf", "temperature is inf but must be a number in [0, 1,000,000]"),
@@ -143,8 +147,9 @@ def test_an_unknown_key_names_the_nearest_and_lists_the_known():
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams.from_mapping({"temprature": 1})
     assert str(caught.value) == (
-        "unknown sampling parameter 'temprature'; did you mean 'temperature'? (known: ignore_eos, "
-        "max_tokens, min_p, min_tokens, seed, stop, stop_token_ids, temperature, top_k, top_p)"
+        "unknown sampling parameter 'temprature'; did you mean 'temperature'? (known: cache_salt, "
+        "deadline_ms, ignore_eos, max_tokens, min_p, min_tokens, n, priority, seed, stop, "
+        "stop_token_ids, temperature, tenant, top_k, top_p)"
     )
 
 
@@ -164,8 +169,9 @@ def test_null_means_the_default():
     assert SamplingParams.from_mapping(values) == SamplingParams()
 
 
-def test_json_of_all_keys_is_read():
+def test_all_keys_are_read_at_once_and_those_of_scheduling_left_out():
     values = {
+        "n": 2,
         "temperature": "0.5",
         "top_k": 3,
         "top_p": 0.9,
@@ -177,40 +183,14 @@ def test_json_of_all_keys_is_read():
         "stop_token_ids": [4, 5],
         "ignore_eos": True,
     }
-    assert SamplingParams.from_json(json.dumps(values)) == SamplingParams(
-        0.5, 3, 0.9, 0.1, 7, 9, 2, ("END",), (4, 5), True
+    scheduling = {"priority": "wrong", "deadline_ms": -1, "tenant": 5, "cache_salt": []}
+    assert SamplingParams.from_mapping(values | scheduling) == SamplingParams(
+        2, 0.5, 3, 0.9, 0.1, 7, 9, 2, ("END",), (4, 5), True
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "sampling_parameters is not valid JSON: Expecting value"),
-        ("{", "sampling_parameters is not valid JSON: Expecting property name"),
-        ("{'seed': 1}", "sampling_parameters is not valid JSON: Expecting property name"),
-        ('{"seed": ' + "9" * 5000 + "}", "sampling_parameters is not valid JSON: Exceeds the lim"),
-        ("[" * 100_000, "sampling_parameters is not valid JSON: maximum recursion depth"),
-        ('{"stop": ' + "[" * 100_000, "sampling_parameters is not valid JSON: maximum recursion"),
-        ("[]", "sampling_parameters must be a JSON object, not list"),
-        ("null", "sampling_parameters must be a JSON object, not NoneType"),
-        ('"{}"', "sampling_parameters must be a JSON object, not str"),
-        ('{"temperature": NaN}', "temperature is nan but must be a number in [0, 1,000,000]"),
-        ('{"temperature": 1e999}', "temperature is inf but must be a number in [0, 1,000,000]"),
-        ('{"top_k": -Infinity}', "top_k is -inf but must be an integer"),
-        ('{"seed": ' + "9" * 4000 + "}", "seed is " + "9" * 80 + " but must be a signed 64-bit"),
-        ('{"stop": {"a": 1}}', "stop is {'a': 1} but must be a string or a list of strings"),
-    ],
-    ids=range(14),
-)
-def test_bad_json_is_refused(text, message):
-    with pytest.raises(InvalidRequest) as caught:
-        SamplingParams.from_json(text)
-    assert str(caught.value).startswith(message)
-    assert len(str(caught.value)) < 250
-
-
-def test_an_empty_object_gives_the_defaults():
-    assert SamplingParams.from_json("{}") == SamplingParams()
+def test_no_keys_give_the_defaults():
+    assert SamplingParams.from_mapping({}) == SamplingParams()
     assert not SamplingParams().greedy
     assert SamplingParams(temperature=0).greedy
 

@@ -6,7 +6,6 @@ Knows nothing of tensors or threads.
 from __future__ import annotations
 
 import itertools
-import time
 
 from octavo.errors import InvalidRequest, PromptTooLong
 from octavo.request import EngineInfo, Request
@@ -21,9 +20,15 @@ _ids = itertools.count()
 
 
 def admit(
-    decoded: DecodedRequest, sender: ResponseSender, tokenizer: Tokenizer, info: EngineInfo
+    decoded: DecodedRequest,
+    sender: ResponseSender,
+    tokenizer: Tokenizer,
+    info: EngineInfo,
+    arrival_s: float,
 ) -> LiveRequest:
     """Build the request for the engine and the state that waits for its tokens.
+
+    `arrival_s` is when the request came, by the monotonic clock: its deadline counts from there.
 
     Raises:
         InvalidRequest: the prompt or a parameter does not fit the model.
@@ -36,8 +41,21 @@ def admit(
             raise InvalidRequest(
                 f"stop_token_ids has {token_id} but token ids are 0 to {info.vocab_size - 1}"
             )
-    params = decoded.params.resolve(len(token_ids), info.max_num_tokens, info.default_max_tokens)
-    request = Request(str(next(_ids)), token_ids, params, time.monotonic())
+    if decoded.params.n > info.max_num_seqs:
+        raise InvalidRequest(
+            f"n is {decoded.params.n} but max_num_seqs is {info.max_num_seqs}; ask for fewer "
+            "answers or raise max_num_seqs in engine.json"
+        )
+    request = Request(
+        str(next(_ids)),
+        token_ids,
+        decoded.params.resolve(len(token_ids), info.max_num_tokens, info.default_max_tokens),
+        arrival_s,
+        decoded.scheduling.deadline_s(arrival_s),
+        decoded.scheduling.priority,
+        decoded.scheduling.tenant,
+        decoded.scheduling.cache_salt,
+    )
     return LiveRequest(request, decoded.options, sender, tokenizer, prompt)
 
 

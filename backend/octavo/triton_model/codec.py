@@ -5,18 +5,23 @@ Knows nothing of threads, of the engine or of where text comes from.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import InvalidRequest, code_of
-from octavo.request import FinishReason
+from octavo.request import FinishReason, SequenceTiming
+from octavo.request_keys import check_range, read_json, read_json_object, read_value
 from octavo.sampling_params import SamplingParams
+from octavo.scheduling_params import SCHEDULING_KEYS, SchedulingParams
 from octavo.triton_model.pb_utils import AutoCompleteConfig, InferenceRequest, PbUtils
+from octavo.triton_model.tensor_values import read_flag, read_string, read_token_ids
 
 _PROMPTS = ("text_input", "input_ids", "messages")
 #: Flag to the output it asks for; `text_output` always comes.
@@ -30,7 +35,7 @@ _FLAGS = {
     "return_timing": "timing",
 }
 #: Flags of the contract that a later version will take; refused rather than ignored.
-_UNSUPPORTED_FLAGS = ("return_cumulative_logprob", "return_logprobs", "return_timing")
+_UNSUPPORTED_FLAGS = ("return_cumulative_logprob", "return_logprobs")
 #: Parameters that belong to the protocol; servers and clients may leave them in a request.
 _PROTOCOL_PARAMETERS = (
     "id",
@@ -41,8 +46,7 @@ _PROTOCOL_PARAMETERS = (
     "binary_data_output",
 )
 _PROTOCOL_PREFIX = "triton_"
-#: Parameters that are read even beside a `sampling_parameters` tensor.
-_SCHEDULING_KEYS = ("priority", "deadline_ms", "tenant", "cache_salt")
+_MAX_TIMEOUT_US = 2**63 - 1
 _MAX_ERROR_LENGTH = 2000
 
 
@@ -93,6 +97,7 @@ class DecodedRequest:
     """A request as its client meant it; exactly one of `text`, `token_ids`, `messages` is set."""
 
     params: SamplingParams
+    scheduling: SchedulingParams
     options: ResponseOptions
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -103,14 +108,29 @@ class DecodedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerData:
+    """What one response says of one answer."""
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    """None while it grows; the reason again in every response after its last."""
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseData:
     """The content of one response."""
 
-    text: str
-    token_ids: tuple[int, ...]
+    answers: tuple[AnswerData, ...]
+    """All n of the request, in order."""
     num_input_tokens: int
-    finish_reason: FinishReason | None
-    """None while more will come."""
+    timing: SequenceTiming | None = None
+    """On the last response, if it was asked for; of the answer that ended last."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing follows it."""
+        return all(answer.finish_reason is not None for answer in self.answers)
 
 
 def complete_config(config: AutoCompleteConfig) -> None:
@@ -142,35 +162,43 @@ def decode_request(request: InferenceRequest, vocab_size: int) -> DecodedRequest
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
         raise InvalidRequest(f"the request has {found} but must have one of {', '.join(_PROMPTS)}")
-    if request.timeout():
-        raise InvalidRequest("the protocol's timeout is not supported yet; send none")
-    params = _read_params(tensors, request.parameters())
-    options = _read_options(tensors)
+    params, scheduling = _read_params(tensors, request)
+    decoded = functools.partial(DecodedRequest, params, scheduling, _read_options(tensors))
     name, array = given[0], tensors[given[0]]
     if name == "input_ids":
-        token_ids = _read_token_ids(name, array, vocab_size)
-        return DecodedRequest(params, options, token_ids=token_ids, prompt_length=len(token_ids))
-    text = _read_string(name, array)
+        token_ids = read_token_ids(name, array, vocab_size)
+        return decoded(token_ids=token_ids, prompt_length=len(token_ids))
+    text = read_string(name, array)
     if not text:
         raise InvalidRequest(f"{name} is empty but must have at least one character")
     if name == "messages":
-        messages = _read_json(name, text)
-        return DecodedRequest(params, options, messages=messages, prompt_length=len(text))
-    return DecodedRequest(params, options, text=text, prompt_length=len(text))
+        return decoded(messages=read_json(name, text), prompt_length=len(text))
+    return decoded(text=text, prompt_length=len(text))
 
 
 def encode_response(pb_utils: PbUtils, data: ResponseData, outputs: frozenset[str]) -> Any:
-    """Build the response that carries `data`: its text, and what `outputs` names."""
-    reason = "" if data.finish_reason is None else data.finish_reason.value
-    arrays: dict[str, npt.NDArray[Any]] = {"text_output": _strings(data.text)}
+    """Build the response that carries `data`: its texts, and what `outputs` names.
+
+    Each output has an element for each answer; token ids follow each other in the order of answers,
+    and `num_output_tokens` says how many are whose.
+    """
+    answers = data.answers
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "text_output": _strings(answer.text for answer in answers)
+    }
     if "finish_reason" in outputs:
-        arrays["finish_reason"] = _strings(reason)
+        reasons = (answer.finish_reason for answer in answers)
+        arrays["finish_reason"] = _strings(reason.value if reason else "" for reason in reasons)
     if "token_ids" in outputs:
-        arrays["token_ids"] = np.array(data.token_ids, np.int32)
+        token_ids = chain.from_iterable(answer.token_ids for answer in answers)
+        arrays["token_ids"] = np.fromiter(token_ids, np.int32)
     if "num_input_tokens" in outputs:
         arrays["num_input_tokens"] = np.array([data.num_input_tokens], np.uint32)
     if "num_output_tokens" in outputs:
-        arrays["num_output_tokens"] = np.array([len(data.token_ids)], np.uint32)
+        counts = [len(answer.token_ids) for answer in answers]
+        arrays["num_output_tokens"] = np.array(counts, np.uint32)
+    if data.timing is not None:
+        arrays["timing"] = _strings([_timing_json(data.timing)])
     return pb_utils.InferenceResponse(
         output_tensors=[pb_utils.Tensor(name, array) for name, array in arrays.items()]
     )
@@ -194,77 +222,60 @@ def _properties(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "data_type": spec.data_type, "dims": list(spec.dims)}
 
 
-def _read_params(tensors: Mapping[str, npt.NDArray[Any]], parameters: str) -> SamplingParams:
+def _read_params(
+    tensors: Mapping[str, npt.NDArray[Any]], request: InferenceRequest
+) -> tuple[SamplingParams, SchedulingParams]:
     own = {
         key: value
-        for key, value in json.loads(parameters or "{}").items()
+        for key, value in json.loads(request.parameters() or "{}").items()
         if key not in _PROTOCOL_PARAMETERS and not key.startswith(_PROTOCOL_PREFIX)
     }
-    if "timeout" in own:
-        raise InvalidRequest("the protocol's timeout is not supported yet; send none")
-    if "sampling_parameters" not in tensors:
-        return SamplingParams.from_mapping(own)
-    SamplingParams.from_mapping({key: own[key] for key in _SCHEDULING_KEYS if key in own})
-    return SamplingParams.from_json(
-        _read_string("sampling_parameters", tensors["sampling_parameters"])
-    )
+    timeouts_us = [request.timeout(), _read_timeout(own.pop("timeout", None))]
+    keys = own
+    if "sampling_parameters" in tensors:
+        name = "sampling_parameters"
+        in_tensor = read_json_object(name, read_string(name, tensors[name]))
+        # The tensor may hold them too, and is the closer to the request's author.
+        keys = {key: own[key] for key in SCHEDULING_KEYS if key in own} | in_tensor
+    scheduling = SchedulingParams.from_mapping(keys)
+    for timeout_us in filter(None, timeouts_us):
+        scheduling = scheduling.at_the_latest(timeout_us / 1000.0)
+    return SamplingParams.from_mapping(keys), scheduling
+
+
+def _read_timeout(value: Any) -> int:
+    """Return the protocol's timeout in microseconds, which is a plain parameter over HTTP."""
+    timeout_us = read_value("timeout", "int", 0 if value is None else value)
+    assert isinstance(timeout_us, int)
+    allowed = f"microseconds from 0 (none) to {_MAX_TIMEOUT_US:,}"
+    check_range("timeout", timeout_us, 0, _MAX_TIMEOUT_US, allowed)
+    return timeout_us
 
 
 def _read_options(tensors: Mapping[str, npt.NDArray[Any]]) -> ResponseOptions:
-    flags = {name: _read_flag(name, tensors, False) for name in ("stream", *_FLAGS)}
+    flags = {name: read_flag(name, tensors, False) for name in ("stream", *_FLAGS)}
     for name in _UNSUPPORTED_FLAGS:
         if flags[name]:
             raise InvalidRequest(f"{name} is not supported yet; leave it out or send false")
     return ResponseOptions(
         stream=flags["stream"],
-        include_prompt=not _read_flag("exclude_input_in_output", tensors, flags["stream"]),
+        include_prompt=not read_flag("exclude_input_in_output", tensors, flags["stream"]),
         outputs=frozenset(output for flag, output in _FLAGS.items() if flags[flag]),
     )
 
 
-def _read_flag(name: str, tensors: Mapping[str, npt.NDArray[Any]], default: bool) -> bool:
-    return bool(_read_one(name, tensors[name])) if name in tensors else default
+def _strings(texts: Iterable[str]) -> npt.NDArray[np.object_]:
+    return np.array([text.encode() for text in texts], np.object_)
 
 
-def _read_string(name: str, array: npt.NDArray[Any]) -> str:
-    value = _read_one(name, array)
-    if isinstance(value, str):
-        return value
-    try:
-        return bytes(value).decode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"{name} has byte 0x{error.object[error.start]:02x} at position {error.start:,} "
-            "but must be valid UTF-8"
-        ) from None
-
-
-def _read_one(name: str, array: npt.NDArray[Any]) -> Any:
-    if array.shape != (1,):
-        raise InvalidRequest(f"{name} has shape {list(array.shape)} but must have shape [1]")
-    return array[0]
-
-
-def _read_token_ids(name: str, array: npt.NDArray[Any], vocab_size: int) -> tuple[int, ...]:
-    if array.ndim != 1 or not array.size:
-        raise InvalidRequest(
-            f"{name} has shape {list(array.shape)} but must have shape [n] with n of at least 1"
-        )
-    wrong = np.flatnonzero((array < 0) | (array >= vocab_size))
-    if wrong.size:
-        raise InvalidRequest(
-            f"{name} has {array[wrong[0]]} at position {wrong[0]:,} but token ids are "
-            f"0 to {vocab_size - 1}"
-        )
-    return tuple(array.tolist())
-
-
-def _read_json(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{name} is not valid JSON: {error}") from None
-
-
-def _strings(text: str) -> npt.NDArray[np.object_]:
-    return np.array([text.encode()], np.object_)
+def _timing_json(timing: SequenceTiming) -> str:
+    seconds = {
+        "queue_ms": timing.queue_s,
+        "prefill_ms": timing.prefill_s,
+        "decode_ms": timing.decode_s,
+        "preempted_ms": timing.preempted_s,
+    }
+    return json.dumps(
+        {name: round(value * 1000.0, 3) for name, value in seconds.items()}
+        | {"cached_tokens": timing.num_cached_tokens, "preemptions": timing.num_preemptions}
+    )

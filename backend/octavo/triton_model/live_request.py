@@ -5,11 +5,46 @@ Belongs to the thread that answers. Knows nothing of tensors, threads or the eng
 
 from __future__ import annotations
 
-from octavo.request import FinishReason, Request, TokenOutput
+from dataclasses import dataclass, field
+
+from octavo.errors import RequestCancelled
+from octavo.request import FinishReason, Request, SequenceTiming, TokenOutput
 from octavo.text.output_text import OutputText
 from octavo.text.tokenizer import Tokenizer, replace_nul
-from octavo.triton_model.codec import ResponseData, ResponseOptions
+from octavo.triton_model.codec import AnswerData, ResponseData, ResponseOptions
 from octavo.triton_model.pb_utils import ResponseSender
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One of the n answers, and what of it waits to be sent."""
+
+    output: OutputText
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    is_timed: bool = False
+
+    def take(self, output: TokenOutput) -> None:
+        delta = self.output.push(output.token_ids, output.finish_reason)
+        self.text.append(delta.text)
+        self.token_ids += output.token_ids[: delta.num_tokens]
+        self.finish_reason = delta.finish_reason
+
+    def pop(self, prompt: str) -> AnswerData:
+        text, token_ids = prompt + "".join(self.text), tuple(self.token_ids)
+        self.text, self.token_ids = [], []
+        return AnswerData(text, token_ids, self.finish_reason)
+
+
+def missed_deadline(request: Request) -> RequestCancelled:
+    """Return the error for a request whose deadline passed before it had any token."""
+    assert request.deadline_s is not None, f"{request.request_id} has no deadline"
+    allowed_ms = (request.deadline_s - request.arrival_s) * 1000.0
+    return RequestCancelled(
+        f"the request passed its deadline of {allowed_ms:,.0f} ms before its first token; "
+        "send it again when fewer requests wait, or give it more time"
+    )
 
 
 class LiveRequest:
@@ -17,7 +52,7 @@ class LiveRequest:
 
     Args:
         request: what the engine gets.
-        prompt: the prompt as text, sent before the answer if `options` ask for it.
+        prompt: the prompt as text, sent before each answer if `options` ask for it.
         sender: where the responses go.
     """
 
@@ -32,12 +67,14 @@ class LiveRequest:
         self.request = request
         self.options = options
         self.sender = sender
-        self.finish_reason: FinishReason | None = None
-        """Set once nothing more will be produced."""
-        self._output = OutputText(tokenizer, request.prompt_token_ids, request.params)
+        self._answers = [
+            _Answer(OutputText(tokenizer, request.prompt_token_ids, request.params))
+            for _ in range(request.params.n)
+        ]
         self._prompt = replace_nul(prompt) if options.include_prompt else ""
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
+        self._wants_timing = "timing" in options.outputs
+        self._timing: SequenceTiming | None = None
+        self._has_tokens = False
 
     @property
     def request_id(self) -> str:
@@ -45,15 +82,25 @@ class LiveRequest:
         return self.request.request_id
 
     def take(self, output: TokenOutput) -> bool:
-        """Add a step's tokens.
+        """Add what a step produced for one answer.
 
         Returns whether the answer ended here although the engine goes on: a stop string was found.
         """
-        delta = self._output.push(output.token_ids, output.finish_reason)
-        self._text.append(delta.text)
-        self._token_ids += output.token_ids[: delta.num_tokens]
-        self.finish_reason = delta.finish_reason
-        return delta.finish_reason is not None and output.finish_reason is None
+        answer = self._answers[output.index]
+        if output.timing is not None:
+            # The last to come is of the answer that ran longest, so its parts make up the whole.
+            self._timing, answer.is_timed = output.timing, True
+        if answer.finish_reason is not None:
+            return False  # the engine had not heard yet of the stop string
+        self._has_tokens |= bool(output.token_ids)
+        answer.take(output)
+        return answer.finish_reason is not None and output.finish_reason is None
+
+    @property
+    def has_missed_deadline(self) -> bool:
+        """Whether its deadline passed before it had any token."""
+        reasons = {answer.finish_reason for answer in self._answers}
+        return FinishReason.DEADLINE in reasons and not self._has_tokens
 
     @property
     def has_response(self) -> bool:
@@ -61,16 +108,19 @@ class LiveRequest:
 
         Tokens without text yet (part of a character, or of what may be a stop string) wait for
         the text, so that no response is empty but a last one that only says why it is the last.
+        That one waits for its timing.
         """
-        return self.finish_reason is not None or (self.options.stream and any(self._text))
+        if all(answer.finish_reason is not None for answer in self._answers):
+            return self._is_timed
+        return self.options.stream and any(any(answer.text) for answer in self._answers)
 
     def pop_response(self) -> ResponseData:
         """Return all that waits as one response; the prompt stands before the first."""
-        data = ResponseData(
-            text=self._prompt + "".join(self._text),
-            token_ids=tuple(self._token_ids),
-            num_input_tokens=len(self.request.prompt_token_ids),
-            finish_reason=self.finish_reason,
-        )
-        self._prompt, self._text, self._token_ids = "", [], []
-        return data
+        answers = tuple(answer.pop(self._prompt) for answer in self._answers)
+        self._prompt = ""
+        timing = self._timing if self._wants_timing and self._is_timed else None
+        return ResponseData(answers, len(self.request.prompt_token_ids), timing)
+
+    @property
+    def _is_timed(self) -> bool:
+        return not self._wants_timing or all(answer.is_timed for answer in self._answers)

@@ -29,4 +29,6 @@ def make_service(
     tokenizer = Tokenizer.load(config.tokenizer or str(directory))
     client.wait_ready()
     metrics = EngineMetrics(pb_utils, model, version)
-    return Service(client, tokenizer, pb_utils, metrics, config.drain_timeout_s)
+    return Service(
+        client, tokenizer, pb_utils, metrics, config.drain_timeout_s, config.allow_inspect
+    )

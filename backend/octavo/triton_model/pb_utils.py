@@ -54,6 +54,9 @@ class Metric(Protocol):
     def set(self, value: float) -> None:
         """Set a gauge; a round trip to the server."""
 
+    def increment(self, value: float) -> None:
+        """Let a counter grow; a round trip to the server."""
+
 
 class MetricFamily(Protocol):
     """One metric by name; it disappears from the server with this object."""

@@ -18,7 +18,7 @@ from octavo.errors import EngineDead, EngineError, OctavoError, RequestCancelled
 from octavo.request import EngineInfo, FinishReason, StepOutput, StepStats, TokenOutput
 from octavo.triton_model.codec import encode_error, encode_response
 from octavo.triton_model.inspecting import LiveInspection
-from octavo.triton_model.live_request import LiveRequest
+from octavo.triton_model.live_request import LiveRequest, missed_deadline
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import PbUtils, ResponseSender
 
@@ -176,17 +176,21 @@ class ResponseWriter:
         if not isinstance(live, LiveRequest):
             return  # answered already: cancelled, or past its stop string
         if output.finish_reason is FinishReason.ERROR:
-            self._fail(live, EngineError(output.error or "the engine could not finish the request"))
+            self._fail(live, output.error or EngineError("the engine could not finish the request"))
             return
         try:
             if live.take(output):
-                self._client.abort(live.request_id, FinishReason.STOP)
+                self._client.abort(live.request_id, FinishReason.STOP, output.index)
         except Exception:
             logger.exception("tokens of a request could not be turned into text")
             self._fail(live, EngineError("the tokens could not be turned into text"))
             return
-        if live.has_response:
+        if live.has_missed_deadline:
+            self._fail(live, missed_deadline(live.request))
+        elif live.has_response:
             self._due[live.request_id] = live
+        else:
+            self._due.pop(live.request_id, None)  # what was its next response became its last
 
     def _take_inspection(self, event: Inspected) -> None:
         live = self._live.get(event.request_id)
@@ -196,10 +200,9 @@ class ResponseWriter:
 
     def _send(self, live: Live) -> None:
         data = live.pop_response()
-        is_final = data.finish_reason is not None
-        if is_final:
+        if data.is_final:
             self._forget(live)
-        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_final else 0
+        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if data.is_final else 0
         try:
             response = encode_response(self._pb_utils, data, live.options.outputs)
             live.sender.send(response, flags=flags)

@@ -6,6 +6,7 @@ Knows nothing of how a step works, of tensor names or of the life of one request
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from octavo.engine_client import EngineClient, EngineState
@@ -13,6 +14,7 @@ from octavo.errors import EngineError, OctavoError
 from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.admission import admit
 from octavo.triton_model.codec import DecodedRequest, decode_request
+from octavo.triton_model.inspecting import LiveInspection, asks_to_inspect
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import InferenceRequest, PbUtils, ResponseSender
 from octavo.triton_model.response_writer import ResponseWriter, send_error
@@ -34,10 +36,12 @@ class Service:
         pb_utils: PbUtils,
         metrics: EngineMetrics,
         drain_timeout_s: float,
+        allow_inspect: bool,
     ) -> None:
         self._client = client
         self._tokenizer = tokenizer
         self._pb_utils = pb_utils
+        self._allow_inspect = allow_inspect
         self._writer = ResponseWriter(client, pb_utils, metrics, drain_timeout_s)
         self._long_prompts = ThreadPoolExecutor(1, thread_name_prefix="long-prompts")
         self._writer.start()
@@ -49,13 +53,17 @@ class Service:
 
     def accept(self, request: InferenceRequest) -> None:
         """Copy a request and answer it later; a wrong one is answered at once. Never raises."""
+        arrival_s = time.monotonic()
         sender = request.get_response_sender()
         try:
+            if asks_to_inspect(request, self._allow_inspect):
+                self._writer.submit(LiveInspection(sender))
+                return
             decoded = decode_request(request, self._client.info.vocab_size)
             if decoded.prompt_length < LONG_PROMPT:
-                self._hand_over(decoded, sender)
+                self._hand_over(decoded, sender, arrival_s)
             else:
-                self._long_prompts.submit(self._hand_over, decoded, sender)
+                self._long_prompts.submit(self._hand_over, decoded, sender, arrival_s)
         except Exception as error:
             self._refuse(sender, error)
 
@@ -64,9 +72,10 @@ class Service:
         self._long_prompts.shutdown(wait=True)
         self._writer.stop()
 
-    def _hand_over(self, decoded: DecodedRequest, sender: ResponseSender) -> None:
+    def _hand_over(self, decoded: DecodedRequest, sender: ResponseSender, arrival_s: float) -> None:
         try:
-            self._writer.submit(admit(decoded, sender, self._tokenizer, self._client.info))
+            live = admit(decoded, sender, self._tokenizer, self._client.info, arrival_s)
+            self._writer.submit(live)
         except Exception as error:
             self._refuse(sender, error)
 
