@@ -101,9 +101,10 @@ class ReferenceAttention:
     ) -> list[_Placed]:
         """Return where each sequence with rows lies; IndexError if one points outside."""
         size, starts, placed = self.shape.block_size, metadata.query_start_loc.tolist(), []
+        tables = metadata.block_tables.cpu()  # once: a copy for each sequence would wait each time
         for i, length in enumerate(metadata.seq_lens.tolist()):
             begin, end = starts[i : i + 2]
-            table = metadata.block_tables[i, : math.ceil(length / size)].tolist()
+            table = tables[i, : math.ceil(length / size)].tolist()
             first_seen = 0 if window is None else max(0, length - (end - begin) - window + 1)
             unseen = first_seen // size
             valid = 0 <= begin <= end <= num_tokens and end - begin <= length

@@ -81,8 +81,8 @@ INLINE Range range_in_tile(int64_t first, int64_t last, int64_t tile) {
 template <class T>
 void locate(const Call& call, const Item& item, int64_t index, Range range, Tile& tile) {
     const CacheShape& shape = call.shape;
-    const int64_t block_stride = shape.block_stride / T::kPerLane;
-    const int64_t head_lanes = shape.head_dim * shape.block_size / T::kPerLane;
+    const int64_t block_lanes = shape.block_stride / T::kPerLane;
+    const int64_t head = item.kv_head * shape.head_dim * shape.block_size / T::kPerLane;
     const int64_t depth = shape.head_dim / T::kPerLane;
     const int32_t* table = call.batch.block_tables + item.seq * call.batch.max_blocks;
     const int shift = __builtin_ctzll(shape.block_size);  // block sizes are powers of two
@@ -93,7 +93,7 @@ void locate(const Call& call, const Item& item, int64_t index, Range range, Tile
         const int64_t position = index * kTile + at;
         const int64_t block = table[position >> shift];
         const int64_t slot = position & (shape.block_size - 1);
-        const int64_t base = block * block_stride + item.kv_head * head_lanes;
+        const int64_t base = block * block_lanes + head;
         const uint32_t* values = call.values + base + slot / T::kPerLane * shape.head_dim;
         for (int i = 0; i < kSmallestBlock / T::kPerLane; ++i)
             tile.values[at / T::kPerLane + i] = values + i * shape.head_dim;

@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int64_t kSerialBytes = 1 << 20;  // less is not worth waking a team
+constexpr int64_t kSerialBytes = 16 << 20;  // less than a millisecond is not worth waking a team
 constexpr int64_t kLineBytes = 64;
 
 template <class T>
