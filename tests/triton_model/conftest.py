@@ -79,24 +79,38 @@ class FakeTritonError(Exception):
 
 @dataclass
 class FakeMetric:
+    """Values that a series has had; a counter begins with 0, as in the server."""
+
+    kind: str
     values: list[float] = field(default_factory=list)
 
     def set(self, value: float) -> None:
+        assert self.kind == "gauge"
         self.values.append(value)
+
+    def increment(self, value: float) -> None:
+        assert self.kind == "counter"
+        assert value > 0
+        self.values.append((self.values or [0])[-1] + value)
 
 
 class FakeMetricFamily:
-    """Families by name, each with one series."""
+    """Series by name, and behind it the value of the label that is not of every series."""
 
     GAUGE = "gauge"
+    COUNTER = "counter"
     series: dict[str, FakeMetric]
 
     def __init__(self, name: str, description: str, kind: str) -> None:
-        self._metric = self.series.setdefault(name, FakeMetric())
+        self._name = name
+        self._kind = kind
 
     def Metric(self, labels: dict[str, str]) -> FakeMetric:
-        assert labels == {"model": "octavo", "version": "1"}
-        return self._metric
+        own = dict(labels)
+        assert (own.pop("model"), own.pop("version")) == ("octavo", "1")
+        name = " ".join([self._name, *own.values()])
+        assert name not in self.series
+        return self.series.setdefault(name, FakeMetric(self._kind))
 
 
 class RecordingSender:

@@ -5,17 +5,26 @@ The seed of a request chooses what goes wrong. Run as a program, it is a whole e
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.config import EngineConfig
 from octavo.engine_process import main
-from octavo.errors import ConfigError, InvalidRequest
+from octavo.errors import ConfigError, EngineError, InvalidRequest, QueueFull
 from octavo.inspection import InspectedPool, Inspection
-from octavo.request import EngineInfo, FinishReason, Request, StepOutput, StepStats, TokenOutput
+from octavo.request import (
+    EngineInfo,
+    FinishReason,
+    Request,
+    SequenceTiming,
+    StepOutput,
+    StepStats,
+    TokenOutput,
+)
 
 MAX_MODEL_LEN = 100_000
 NUM_BLOCKS = 10_000
@@ -24,19 +33,37 @@ EOS = 256
 REFUSED, STEP_FAILS, DIES, ENDS_WITH_ERROR = -1, -2, -3, -4
 
 
+#: What every request says of its time, but for the cached tokens.
+QUEUE_S, PREFILL_S, DECODE_S = 0.001, 0.002, 0.003
+
+
 @dataclass
 class _Answer:
     request: Request
+    index: int
+    num_cached_tokens: int
     num_tokens: int = 0
+
+    def timing(self) -> SequenceTiming:
+        return SequenceTiming(
+            QUEUE_S, PREFILL_S, DECODE_S * self.num_tokens, 0.0, self.num_cached_tokens
+        )
 
 
 @dataclass
 class FakeEngine:
-    """Runs two requests at a time, one block each."""
+    """Runs two answers at a time, one block each; answer i begins with the prompt's i-th token.
+
+    A prompt that came before with the same salt is found in its cache, but for its last token.
+    """
 
     config: EngineConfig
-    answers: dict[str, _Answer] = field(default_factory=dict)
+    answers: list[_Answer] = field(default_factory=list)
     num_steps: int = 0
+    num_query_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_refused: int = 0
+    known_prompts: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self.config.model == "unloadable":
@@ -50,6 +77,7 @@ class FakeEngine:
             vocab_size=300,
             eos_token_ids=(EOS,),
             default_max_tokens=self.config.default_max_tokens,
+            max_num_seqs=self.config.max_num_seqs,
         )
 
     @property
@@ -59,17 +87,36 @@ class FakeEngine:
     def add(self, request: Request) -> None:
         if request.params.seed == REFUSED:
             raise InvalidRequest("this engine refuses the request")
-        self.answers[request.request_id] = _Answer(request)
+        limit = self.config.max_num_queued_requests
+        if limit is not None and len(self.answers) - 2 >= limit:
+            self.num_refused += 1
+            raise QueueFull("too much waits")
+        prompt = (request.cache_salt, request.prompt_token_ids)
+        num_cached = len(request.prompt_token_ids) - 1 if prompt in self.known_prompts else 0
+        self.known_prompts.add(prompt)
+        self.num_query_tokens += len(request.prompt_token_ids)
+        self.num_hit_tokens += num_cached
+        self.answers += [_Answer(request, index, num_cached) for index in range(request.params.n)]
 
-    def abort(self, request_id: str, reason: FinishReason) -> bool:
-        return self.answers.pop(request_id, None) is not None
+    def abort(
+        self, request_id: str, reason: FinishReason, index: int | None
+    ) -> tuple[TokenOutput, ...]:
+        ended = [
+            answer
+            for answer in self.answers
+            if answer.request.request_id == request_id and index in (None, answer.index)
+        ]
+        return tuple(self._end(answer, reason) for answer in ended)
 
     def step(self) -> StepOutput:
         time.sleep(0.002)
         self.num_steps += 1
-        running = list(self.answers.values())[:2]
-        outputs = tuple(self._advance(answer) for answer in running)
-        return StepOutput(outputs, self.stats())
+        overdue = [
+            a for a in self.answers if (a.request.deadline_s or math.inf) <= time.monotonic()
+        ]
+        outputs = [self._end(answer, FinishReason.DEADLINE) for answer in overdue]
+        outputs += [self._advance(answer) for answer in self.answers[:2]]
+        return StepOutput(tuple(outputs), self.stats())
 
     def stats(self) -> StepStats:
         num_running = min(2, len(self.answers))
@@ -79,6 +126,9 @@ class FakeEngine:
             num_waiting=len(self.answers) - num_running,
             num_blocks=NUM_BLOCKS,
             num_free_blocks=NUM_BLOCKS - num_running,
+            num_prefix_query_tokens_total=self.num_query_tokens,
+            num_prefix_hit_tokens_total=self.num_hit_tokens,
+            num_requests_refused_total=self.num_refused,
         )
 
     def inspect(self) -> Inspection:
@@ -107,11 +157,10 @@ class FakeEngine:
         if params.seed == DIES:
             os.kill(os.getpid(), signal.SIGKILL)
         if params.seed == ENDS_WITH_ERROR:
-            del self.answers[request.request_id]
-            return TokenOutput(
-                request.request_id, finish_reason=FinishReason.ERROR, error="row failed"
-            )
-        token_id = request.prompt_token_ids[answer.num_tokens % len(request.prompt_token_ids)]
+            error = EngineError("row failed")
+            return replace(self._end(answer, FinishReason.ERROR), error=error)
+        prompt = request.prompt_token_ids
+        token_id = prompt[(answer.num_tokens + answer.index) % len(prompt)]
         answer.num_tokens += 1
         reason = None
         if token_id in params.stop_token_ids:
@@ -119,8 +168,13 @@ class FakeEngine:
         elif answer.num_tokens == params.max_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
-            del self.answers[request.request_id]
-        return TokenOutput(request.request_id, (token_id,), (), reason)
+            return replace(self._end(answer, reason), token_ids=(token_id,))
+        return TokenOutput(request.request_id, (token_id,), index=answer.index)
+
+    def _end(self, answer: _Answer, reason: FinishReason) -> TokenOutput:
+        self.answers.remove(answer)
+        name = answer.request.request_id
+        return TokenOutput(name, (), (), reason, index=answer.index, timing=answer.timing())
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from octavo.errors import EngineDead, EngineError, InvalidRequest, QueueFull, RequestCancelled
-from octavo.request import FinishReason
+from octavo.request import FinishReason, SequenceTiming
+from octavo.scheduling_params import SchedulingParams
 from octavo.triton_model import codec
-from octavo.triton_model.codec import DecodedRequest, ResponseData, decode_request
+from octavo.triton_model.codec import AnswerData, DecodedRequest, ResponseData, decode_request
 
 VOCAB_SIZE = 1000
 
@@ -99,6 +100,48 @@ def test_with_that_tensor_they_are_not(decode: Callable[..., DecodedRequest]) ->
     assert decoded.params.max_tokens is None
 
 
+KEYS = {"priority": "-2", "deadline_ms": 500, "tenant": "gold", "cache_salt": "s"}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"sampling_parameters": json.dumps({"temperature": 0, **KEYS})},
+        {"parameters": {"temperature": 0, **KEYS}},
+        {"sampling_parameters": '{"temperature": 0}', "parameters": KEYS},
+        {
+            "sampling_parameters": '{"temperature": 0, "tenant": "gold"}',
+            "parameters": KEYS | {"tenant": "another"},
+        },
+    ],
+    ids=["tensor", "parameters", "parameters beside the tensor", "tensor before parameters"],
+)
+def test_scheduling_keys_are_read_wherever_they_stand(
+    decode: Callable[..., DecodedRequest], request_: dict[str, Any]
+) -> None:
+    decoded = decode(text_input="a", **request_)
+    assert decoded.scheduling == SchedulingParams(-2, 500.0, "gold", "s")
+    assert decoded.params.temperature == 0.0
+
+
+@pytest.mark.parametrize(
+    ("request_", "deadline_ms"),
+    [
+        ({}, None),
+        ({"parameters": {"timeout": 0}}, None),
+        ({"timeout_us": 1500}, 1.5),
+        ({"parameters": {"timeout": "2500"}}, 2.5),
+        ({"timeout_us": 1500, "parameters": {"timeout": 2500, "deadline_ms": 9}}, 1.5),
+        ({"timeout_us": 1500, "sampling_parameters": '{"deadline_ms": 1}'}, 1.0),
+        ({"parameters": {"timeout": 500}, "sampling_parameters": '{"deadline_ms": 1}'}, 0.5),
+    ],
+)
+def test_the_protocols_timeout_is_a_deadline_and_the_earliest_counts(
+    decode: Callable[..., DecodedRequest], request_: dict[str, Any], deadline_ms: float | None
+) -> None:
+    assert decode(text_input="a", **request_).scheduling.deadline_ms == deadline_ms
+
+
 def test_what_the_protocol_leaves_in_the_parameters_is_no_error(
     decode: Callable[..., DecodedRequest],
 ) -> None:
@@ -172,10 +215,6 @@ def test_what_the_protocol_leaves_in_the_parameters_is_no_error(
             "return_cumulative_logprob is not supported yet; leave it out or send false",
         ),
         (
-            {"text_input": "a", "return_timing": True},
-            "return_timing is not supported yet; leave it out or send false",
-        ),
-        (
             {"text_input": "a", "sampling_parameters": "{'a'}"},
             "sampling_parameters is not valid JSON: ",
         ),
@@ -188,28 +227,36 @@ def test_what_the_protocol_leaves_in_the_parameters_is_no_error(
             "unknown sampling parameter 'tempreature'; did you mean 'temperature'?",
         ),
         (
-            {"text_input": "a", "sampling_parameters": '{"n": 2}'},
-            "sampling parameter 'n' is not supported yet",
+            {"text_input": "a", "sampling_parameters": '{"n": 0}'},
+            "n is 0 but must be an integer from 1 to 128",
         ),
         (
             {"text_input": "a", "parameters": {"max_tokenz": 1}},
             "unknown sampling parameter 'max_tokenz'; did you mean 'max_tokens'?",
         ),
         (
-            {"text_input": "a", "parameters": {"priority": 1}},
-            "sampling parameter 'priority' is not supported yet",
+            {"text_input": "a", "sampling_parameters": '{"priorty": 1}'},
+            "unknown sampling parameter 'priorty'; did you mean 'priority'?",
         ),
         (
-            {"text_input": "a", "sampling_parameters": "{}", "parameters": {"priority": 1}},
-            "sampling parameter 'priority' is not supported yet",
+            {"text_input": "a", "sampling_parameters": '{"deadline_ms": 0}'},
+            "deadline_ms is 0.0 but must be a number of milliseconds in (0, 1,000,000,000,000]",
         ),
         (
-            {"text_input": "a", "timeout_us": 1000},
-            "the protocol's timeout is not supported yet; send none",
+            {"text_input": "a", "parameters": {"priority": "high"}},
+            "priority is 'high' but must be an integer",
         ),
         (
-            {"text_input": "a", "parameters": {"timeout": 1000}},
-            "the protocol's timeout is not supported yet; send none",
+            {"text_input": "a", "sampling_parameters": "{}", "parameters": {"tenant": 5}},
+            "tenant is 5 but must be a string",
+        ),
+        (
+            {"text_input": "a", "parameters": {"timeout": -1}},
+            "timeout is -1 but must be microseconds from 0 (none) to 9,223,372,036,854,775,807",
+        ),
+        (
+            {"text_input": "a", "parameters": {"timeout": "soon"}},
+            "timeout is 'soon' but must be an integer",
         ),
     ],
 )
@@ -220,16 +267,22 @@ def test_a_wrong_request_is_refused_by_name_value_and_what_is_allowed(
 
 
 def test_a_response_has_the_text_and_what_was_asked_for(pb_utils: Any) -> None:
-    data = ResponseData("é👍", (4, 5), 9, FinishReason.LENGTH)
+    timing = SequenceTiming(0.0012345, 0.25, 1.0, 0.0, num_cached_tokens=6, num_preemptions=2)
+    answers = (AnswerData("é👍", (4, 5), FinishReason.LENGTH), AnswerData("", (6,)))
+    data = ResponseData(answers, 9, timing)
     every = frozenset(["finish_reason", "token_ids", "num_input_tokens", "num_output_tokens"])
     response = codec.encode_response(pb_utils, data, every)
     arrays = {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors}
     assert {name: array.tolist() for name, array in arrays.items()} == {
-        "text_output": ["é👍".encode()],
-        "finish_reason": [b"length"],
-        "token_ids": [4, 5],
+        "text_output": ["é👍".encode(), b""],
+        "finish_reason": [b"length", b""],
+        "token_ids": [4, 5, 6],
         "num_input_tokens": [9],
-        "num_output_tokens": [2],
+        "num_output_tokens": [2, 1],
+        "timing": [
+            b'{"queue_ms": 1.234, "prefill_ms": 250.0, "decode_ms": 1000.0, "preempted_ms": 0.0, '
+            b'"cached_tokens": 6, "preemptions": 2}'
+        ],
     }
     declared = {spec.name: spec.data_type for spec in codec.OUTPUTS}
     numpy_types = {"O": "TYPE_STRING", "int32": "TYPE_INT32", "uint32": "TYPE_UINT32"}
@@ -238,10 +291,11 @@ def test_a_response_has_the_text_and_what_was_asked_for(pb_utils: Any) -> None:
 
 
 def test_a_response_that_is_not_the_last_has_an_empty_finish_reason(pb_utils: Any) -> None:
-    data = ResponseData("a", (1,), 1, None)
+    data = ResponseData((AnswerData("a", (1,)),), 1)
     response = codec.encode_response(pb_utils, data, frozenset(["finish_reason"]))
     assert [tensor.name() for tensor in response.output_tensors] == ["text_output", "finish_reason"]
     assert response.output("finish_reason") == ""
+    assert not data.is_final
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from octavo import engine_client
 from octavo.engine_client import EngineClient, EngineDied, EngineState
 from octavo.engine_host import EngineProcess, find_interpreter
 from octavo.engine_messages import EngineReady, StopRequested
-from octavo.errors import ConfigError, EngineDead
+from octavo.errors import ConfigError, EngineDead, InvalidRequest, QueueFull
 from octavo.request import FinishReason, Request, StepOutput, TokenOutput
 from octavo.sampling_params import SamplingParams
 
@@ -85,7 +85,8 @@ def test_a_request_the_engine_refuses_ends_alone(
     outputs = _outputs(_poll_until(client, lambda e: "a" in _ended_ids(e)))
     (answer,) = [output for output in outputs if output.request_id == "b"]
     assert answer.finish_reason is FinishReason.ERROR
-    assert answer.error == "this engine refuses the request"
+    assert isinstance(answer.error, InvalidRequest)
+    assert str(answer.error) == "this engine refuses the request"
     assert len(outputs) == 21
 
 
@@ -100,6 +101,47 @@ def test_a_refusal_does_not_wait_for_another_request(
     client.wait_ready()
     client.submit(Request("a", (1,), SamplingParams(max_tokens=1, seed=fake_engine.REFUSED)))
     _poll_until(client, _has_ended)
+
+
+def test_a_full_queue_refuses_before_the_next_step_and_others_run_on(
+    make_client: MakeClient,
+) -> None:
+    client = make_client(max_num_queued_requests=1)
+    client.wait_ready()
+    for name in "abcd":
+        client.submit(_request(name, max_tokens=50))
+    events = _poll_until(client, lambda e: "d" in _ended_ids(e))
+    (refusal,) = [output for output in _outputs(events) if output.request_id == "d"]
+    assert isinstance(refusal.error, QueueFull)
+    assert len(_outputs(events)) < 100, "it came with the last token of another request"
+    rest = _outputs(_poll_until(client, lambda e: "c" in _ended_ids(e)))
+    assert {output.finish_reason for output in rest} == {None, FinishReason.LENGTH}
+
+
+def test_an_answer_that_is_stopped_from_outside_says_where_its_time_went(
+    make_client: MakeClient,
+) -> None:
+    client = make_client()
+    client.wait_ready()
+    client.submit(_request("a", max_tokens=10_000, n=2))
+    _poll_until(client, lambda e: isinstance(e, StepOutput) and e.outputs)
+    client.abort("a", FinishReason.STOP, 1)
+    (last,) = [o for o in _outputs(_poll_until(client, _has_ended)) if o.finish_reason]
+    assert (last.index, last.token_ids, last.finish_reason) == (1, (), FinishReason.STOP)
+    assert last.timing is not None
+    (step,) = [e for e in client.poll(5.0) if isinstance(e, StepOutput)][:1]
+    assert [output.index for output in step.outputs] == [0]
+
+
+def test_a_request_that_is_aborted_outputs_nothing_more(make_client: MakeClient) -> None:
+    client = make_client()
+    client.wait_ready()
+    client.submit(_request("a", max_tokens=10_000, n=2))
+    client.submit(_request("b", max_tokens=10))
+    _poll_until(client, lambda e: isinstance(e, StepOutput) and e.outputs)
+    client.abort("a", FinishReason.ABORT)
+    outputs = _outputs(_poll_until(client, lambda e: "b" in _ended_ids(e)))
+    assert {output.finish_reason for output in outputs if output.request_id == "a"} <= {None}
 
 
 def test_figures_are_right_at_idle_after_an_abort(make_client: MakeClient) -> None:
