@@ -1,7 +1,7 @@
 """From a scheduling decision to the flat arrays a forward pass reads.
 
-Buffers are allocated once; block tables are kept between steps and only appended to. Knows neither
-the model nor the device's kernels.
+Buffers are allocated once, and each field of a step is written by one array operation. Knows
+neither the model nor the device's kernels.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from octavo.executor.block_tables import BlockTableRows
 from octavo.scheduler.output import ScheduledSequence, SchedulerOutput
 from octavo_kernels import AttentionMetadata
 
@@ -21,7 +23,8 @@ class BatchInputs:
     """One step's tokens in one flat row, and where each sequence's lie.
 
     token_ids, positions: [num_tokens] int64. logits_rows: [num_samples] int64, the rows whose
-    logits are sampled, in the order of the sequences that sample.
+    logits are sampled, in the order of `SchedulerOutput.sampling`; a row that several sequences
+    draw from is repeated.
     """
 
     token_ids: torch.Tensor
@@ -67,70 +70,70 @@ class BatchBuilder:
         self._slots = np.zeros(max_num_tokens, np.int64)
         self._starts = np.zeros(max_num_seqs + 1, np.int32)
         self._seq_lens = np.zeros(max_num_seqs, np.int32)
-        max_blocks = -(-max_model_len // block_size)
-        self._tables = np.zeros((max_num_seqs, max_blocks), np.int32)
-        # The list each row was last filled from, and how much of it. A manager that frees a
-        # sequence gives it a new list, so identity tells whether the row is still valid.
-        self._sources: list[list[int] | None] = [None] * max_num_seqs
-        self._filled = [0] * max_num_seqs
+        self._every_token = np.arange(max_num_tokens)
+        self._tables = BlockTableRows(max_num_seqs, -(-max_model_len // block_size))
 
     def build(self, output: SchedulerOutput) -> BatchInputs:
-        """Return the inputs of one step, on the host."""
-        end = 0
-        logits_rows = []
-        for row, item in enumerate(output.scheduled):
-            self._write_tokens(end, item)
-            self._write_table(row, item.sequence.block_table)
-            end += item.num_scheduled_tokens
-            self._starts[row + 1] = end
-            self._seq_lens[row] = item.sequence.num_computed_tokens + item.num_scheduled_tokens
-            if item.samples:
-                logits_rows.append(end - 1)
-        num_seqs = len(output.scheduled)
-        self._write_slots(num_seqs, end)
+        """Return the inputs of one step, on the host; at least one sequence must be scheduled."""
+        scheduled = output.scheduled
+        sequences = [item.sequence for item in scheduled]
+        counts = np.array([item.num_scheduled_tokens for item in scheduled], np.int64)
+        firsts = np.array([sequence.num_computed_tokens for sequence in sequences], np.int64)
+        ends = np.cumsum(counts)
+        end = int(ends[-1])
+        self._starts[1 : len(ends) + 1] = ends
+
+        positions = self._positions[:end]
+        lags = np.repeat(firsts - (ends - counts), counts)
+        np.add(self._every_token[:end], lags, out=positions)
+        self._token_ids[:end] = _token_ids(scheduled)
+        seq_lens = firsts + counts
+        rows = self._tables.place(
+            [sequence.block_table for sequence in sequences], -(-seq_lens // self._block_size)
+        )
+        self._write_slots(np.repeat(rows, counts), positions)
+        num_draws = [len(item.draws) for item in scheduled]
         return BatchInputs(
             token_ids=torch.from_numpy(self._token_ids[:end]),
-            positions=torch.from_numpy(self._positions[:end]),
-            logits_rows=torch.tensor(logits_rows, dtype=torch.int64),
-            attention=self._metadata(num_seqs, end),
+            positions=torch.from_numpy(positions),
+            logits_rows=torch.from_numpy(np.repeat(ends - 1, num_draws)),
+            attention=self._metadata(rows, counts, seq_lens),
         )
 
-    def _write_tokens(self, begin: int, item: ScheduledSequence) -> None:
-        first = item.sequence.num_computed_tokens
-        if item.num_scheduled_tokens == 1:
-            self._token_ids[begin] = item.sequence.token_ids[first]
-            self._positions[begin] = first
-            return
-        last = first + item.num_scheduled_tokens
-        end = begin + item.num_scheduled_tokens
-        self._token_ids[begin:end] = item.sequence.token_ids[first:last]
-        self._positions[begin:end] = np.arange(first, last)
+    def _write_slots(self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
+        block, offset = np.divmod(positions, self._block_size)
+        slots = self._slots[: len(positions)]
+        blocks = self._tables.pick(rows, block)
+        np.multiply(blocks, self._block_size, out=slots, dtype=np.int64)
+        slots += offset
 
-    def _write_table(self, row: int, table: list[int]) -> None:
-        if self._sources[row] is not table:
-            self._sources[row] = table
-            self._filled[row] = 0
-        filled = self._filled[row]
-        if filled < len(table):
-            self._tables[row, filled : len(table)] = table[filled:]
-            self._filled[row] = len(table)
-
-    def _write_slots(self, num_seqs: int, num_tokens: int) -> None:
-        rows = np.repeat(np.arange(num_seqs), np.diff(self._starts[: num_seqs + 1]))
-        block, offset = np.divmod(self._positions[:num_tokens], self._block_size)
-        self._slots[:num_tokens] = self._tables[rows, block].astype(np.int64) * self._block_size
-        self._slots[:num_tokens] += offset
-
-    def _metadata(self, num_seqs: int, num_tokens: int) -> AttentionMetadata:
-        seq_lens = self._seq_lens[:num_seqs]
-        max_seq_len = int(seq_lens.max())
-        width = -(-max_seq_len // self._block_size)
+    def _metadata(
+        self,
+        rows: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.int64],
+        seq_lens: npt.NDArray[np.int64],
+    ) -> AttentionMetadata:
+        num_seqs, max_seq_len = len(rows), int(seq_lens.max())
+        self._seq_lens[:num_seqs] = seq_lens
         starts = self._starts[: num_seqs + 1]
+        tables = self._tables.gather(rows, -(-max_seq_len // self._block_size))
         return AttentionMetadata(
             query_start_loc=torch.from_numpy(starts),
-            seq_lens=torch.from_numpy(seq_lens),
-            block_tables=torch.from_numpy(np.ascontiguousarray(self._tables[:num_seqs, :width])),
-            slot_mapping=torch.from_numpy(self._slots[:num_tokens]),
-            max_query_len=int(np.diff(starts).max()),
+            seq_lens=torch.from_numpy(self._seq_lens[:num_seqs]),
+            block_tables=torch.from_numpy(tables),
+            slot_mapping=torch.from_numpy(self._slots[: starts[-1]]),
+            max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,
         )
+
+
+def _token_ids(scheduled: tuple[ScheduledSequence, ...]) -> list[int]:
+    """Return the token ids of a step, one sequence's behind the other's."""
+    token_ids: list[int] = []
+    for sequence, count, _ in scheduled:
+        first = sequence.num_computed_tokens
+        if count == 1:
+            token_ids.append(sequence.token_ids[first])
+        else:
+            token_ids += sequence.token_ids[first : first + count]
+    return token_ids

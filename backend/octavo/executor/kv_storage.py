@@ -1,4 +1,4 @@
-"""How many KV blocks the device's memory allows."""
+"""How many KV blocks the memory of the device and of the host allows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 _CPU_SHARE_OF_FREE_MEMORY = 0.25
 _CPU_MAX_BYTES = 4 << 30
+_SWAP_SHARE_OF_FREE_MEMORY = 0.1
+_SWAP_MAX_BYTES = 4 << 30
 
 
 def choose_num_blocks(config: EngineConfig, shape: KVCacheShape, device: torch.device) -> int:
@@ -42,6 +44,32 @@ def choose_num_blocks(config: EngineConfig, shape: KVCacheShape, device: torch.d
         shape.block_size,
         num_blocks * shape.bytes_per_block / 2**20,
         device,
+    )
+    return num_blocks
+
+
+def choose_num_host_blocks(config: EngineConfig, shape: KVCacheShape) -> int:
+    """Return the number of host blocks to allocate for KV that leaves the device; may be 0.
+
+    `swap_space_bytes` decides if given, else a tenth of the free memory and at most 4 GiB.
+
+    Raises:
+        ConfigError: this machine does not have so much memory.
+    """
+    memory = psutil.virtual_memory()
+    swap_bytes = config.swap_space_bytes
+    if swap_bytes is None:
+        swap_bytes = min(int(memory.available * _SWAP_SHARE_OF_FREE_MEMORY), _SWAP_MAX_BYTES)
+    if swap_bytes > memory.total:
+        raise ConfigError(
+            f"option swap_space_bytes is {swap_bytes:,} but must be at most the "
+            f"{memory.total:,} bytes of memory that this machine has"
+        )
+    num_blocks = swap_bytes // shape.bytes_per_block
+    logger.info(
+        "swap space: %s blocks, %.0f MiB of host memory",
+        f"{num_blocks:,}",
+        num_blocks * shape.bytes_per_block / 2**20,
     )
     return num_blocks
 
