@@ -1,0 +1,177 @@
+"""Names full blocks by their content, publishes them, and finds what of a sequence's KV exists.
+
+Takes and releases no block. Knows nothing of queues or tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from octavo.cache.block_hash import BlockKey, block_key, root_hash
+from octavo.cache.block_pool import BlockPool
+from octavo.sequence import NO_BLOCK, Sequence
+
+
+class CachedBlock(NamedTuple):
+    """Where the KV of one block lies; nowhere if no token to come sees it."""
+
+    device: int = NO_BLOCK
+    host: int = NO_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """What of a waiting sequence's KV exists.
+
+    Holds until a block is taken, released or published.
+    """
+
+    sources: tuple[CachedBlock, ...]
+    """Where the first blocks come from, in order."""
+    num_tokens: int
+    """Computed tokens they stand for: at least one known token is left to compute."""
+    num_free_used: int
+    """Free device blocks that using them takes: found ones, and targets of host blocks."""
+    is_computing: bool
+    """Whether the full block that comes next is being computed in this step."""
+
+
+class PrefixCache:
+    """Publish full blocks in the device pool, and find them there or in the host pool.
+
+    Args:
+        window: how many tokens back a token sees, itself included; None: all.
+    """
+
+    def __init__(
+        self, device: BlockPool, host: BlockPool, block_size: int, window: int | None
+    ) -> None:
+        self._device = device
+        self._host = host
+        self._block_size = block_size
+        self._window = window
+        self._computing: set[bytes] = set()
+
+    def keys(self, sequence: Sequence, count: int) -> list[BlockKey]:
+        """Return the sequence's list of keys, extended to at least `count` full blocks."""
+        keys, size = sequence.block_keys, self._block_size
+        while len(keys) < count:
+            first = len(keys) * size
+            parent = keys[-1].hash if keys else root_hash(sequence.request.cache_salt)
+            keys.append(block_key(parent, sequence.token_ids[first : first + size]))
+        return keys
+
+    def first_visible(self, num_tokens: int) -> int:
+        """Return the first block that any token after the first `num_tokens` still sees."""
+        if self._window is None:
+            return 0
+        return max(0, num_tokens - self._window + 1) // self._block_size
+
+    def find(self, sequence: Sequence) -> CachedPrefix:
+        """Return the longest prefix whose blocks are cached, as far as the next token sees them.
+
+        Extends `sequence.block_keys`.
+        """
+        # The last known token is always computed: its logits are needed.
+        limit = (sequence.num_tokens - 1) // self._block_size
+        if self._window is None:
+            sources = self._find_from_start(sequence, limit)
+        else:
+            sources = self._find_from_end(sequence, limit)
+        num_full = len(sources)
+        is_computing = (
+            num_full < limit
+            and bool(self._computing)
+            and (self.keys(sequence, num_full + 1)[num_full].hash in self._computing)
+        )
+        return self._prefix(sources, num_full * self._block_size, is_computing)
+
+    def find_swapped(self, sequence: Sequence, *, by_key: bool) -> CachedPrefix:
+        """Return where the KV of a swapped sequence lies: all that was computed.
+
+        With `by_key`, full blocks that are still on the device are taken from there.
+        """
+        num_full = sequence.num_computed_tokens // self._block_size
+        keys = self.keys(sequence, num_full) if by_key else []
+        sources = []
+        for index, host in enumerate(sequence.host_table):
+            device = None
+            if by_key and index < num_full and host != NO_BLOCK:
+                device = self._device.find(keys[index])
+            sources.append(CachedBlock(host=host) if device is None else CachedBlock(device))
+        return self._prefix(sources, sequence.num_computed_tokens, False)
+
+    def publish(self, sequence: Sequence, num_full: int) -> int:
+        """Publish its first full blocks; return how many have been offered by now.
+
+        Of two sequences that computed the same block, the first one's stands; the other keeps its
+        own to itself.
+        """
+        keys = self.keys(sequence, num_full)
+        for index in range(sequence.num_published_blocks, num_full):
+            block, key = sequence.block_table[index], keys[index]
+            if block == NO_BLOCK or self._device.publish(block, key):
+                continue
+            if self._device.find(key) is None:
+                # The hash stands for another content: so would all that is chained to it.
+                return index
+        return num_full
+
+    def announce(self, sequence: Sequence, num_tokens: int) -> None:
+        """Remember that the full blocks up to `num_tokens` are being computed."""
+        first = sequence.num_computed_tokens // self._block_size
+        count = num_tokens // self._block_size
+        if first < count:
+            self._computing.update(key.hash for key in self.keys(sequence, count)[first:count])
+
+    def forget_announced(self) -> None:
+        """Forget what is being computed."""
+        if self._computing:
+            self._computing.clear()
+
+    def _prefix(
+        self, sources: list[CachedBlock], num_tokens: int, is_computing: bool
+    ) -> CachedPrefix:
+        num_free_used = sum(
+            self._device.ref_count(device) == 0 if device != NO_BLOCK else host != NO_BLOCK
+            for device, host in sources
+        )
+        return CachedPrefix(tuple(sources), num_tokens, num_free_used, is_computing)
+
+    def _find_block(self, sequence: Sequence, index: int) -> CachedBlock | None:
+        key = self.keys(sequence, index + 1)[index]
+        device = self._device.find(key)
+        if device is not None:
+            return CachedBlock(device)
+        host = self._host.find(key)
+        return None if host is None else CachedBlock(host=host)
+
+    def _find_from_start(self, sequence: Sequence, limit: int) -> list[CachedBlock]:
+        sources: list[CachedBlock] = []
+        while len(sources) < limit:
+            found = self._find_block(sequence, len(sources))
+            if found is None:
+                break
+            sources.append(found)
+        return sources
+
+    def _find_from_end(self, sequence: Sequence, limit: int) -> list[CachedBlock]:
+        """Look for the last run of blocks that is as long as a window.
+
+            block     0   1   2   3   4   5
+            cached    x   .   x   x   x   .      a window of two blocks: 0 … 4, without 0 … 2
+
+        Blocks before the run are not needed, cached or not.
+        """
+        run: list[CachedBlock] = []
+        end = limit
+        for index in reversed(range(limit)):
+            found = self._find_block(sequence, index)
+            if found is None:
+                run, end = [], index
+                continue
+            run.append(found)
+            if index <= self.first_visible(end * self._block_size):
+                break
+        return [CachedBlock()] * (end - len(run)) + run[::-1]
