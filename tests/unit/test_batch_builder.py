@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -10,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.errors import PromptTooLong
 from octavo.executor.batch import BatchBuilder, BatchInputs
 from octavo.request import FinishReason
-from octavo.scheduler.output import SchedulerOutput
+from octavo.scheduler.output import ScheduledSequence, SchedulerOutput
+from octavo.sequence import NO_BLOCK
 
 
 @dataclass
@@ -41,8 +44,7 @@ def build_slowly(output: SchedulerOutput, block_size: int) -> Flat:
         flat.starts.append(len(flat.token_ids))
         flat.seq_lens.append(end)
         flat.tables.append(sequence.block_table[: -(-end // block_size)])
-        if item.samples:
-            flat.logits_rows.append(len(flat.token_ids) - 1)
+        flat.logits_rows += [len(flat.token_ids) - 1] * len(item.draws)
     return flat
 
 
@@ -62,11 +64,15 @@ def check(inputs: BatchInputs, flat: Flat) -> None:
     assert attention.max_query_len == max(end - begin for begin, end in pairwise(flat.starts))
 
 
-def step_checked(driver, builder: BatchBuilder) -> list[tuple[str, int, bool]]:
-    """Check the inputs of the next step, then run it."""
+def step_checked(driver, builder: BatchBuilder) -> list[tuple[str, int, int]]:
+    """Check the inputs of the next step, then run it; where none can run, blocks come back."""
     output = driver.plan()
-    check(builder.build(output), build_slowly(output, driver.cache.block_size))
-    return driver.run(output)
+    if output.scheduled:
+        check(builder.build(output), build_slowly(output, driver.cache.block_size))
+    ran = driver.run(output)
+    if not ran:
+        driver.arrive()
+    return ran
 
 
 def make_builder(driver) -> BatchBuilder:
@@ -82,10 +88,15 @@ def make_builder(driver) -> BatchBuilder:
 @settings(max_examples=150)
 @given(data=st.data())
 def test_random_runs_build_what_a_plain_loop_builds(make_scheduler, data):
+    """Preempted by swap and recomputation, forked, cached, windowed and aborted at random."""
+    max_num_seqs = data.draw(st.integers(1, 5))
     driver = make_scheduler(
         num_blocks=data.draw(st.integers(3, 16)),
+        num_host_blocks=data.draw(st.sampled_from([0, 8])),
+        prefix_caching=data.draw(st.booleans()),
+        window=data.draw(st.sampled_from([None, 6])),
         block_size=data.draw(st.sampled_from([1, 4, 16])),
-        max_num_seqs=data.draw(st.integers(1, 5)),
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=data.draw(st.integers(5, 20)),
         max_model_len=data.draw(st.integers(3, 40)),
     )
@@ -97,38 +108,94 @@ def test_random_runs_build_what_a_plain_loop_builds(make_scheduler, data):
         live = list(driver.scheduler.sequences())
         if action == "a":
             prompt = data.draw(st.integers(1, room - 1))
-            driver.add(str(number), prompt, max_tokens=data.draw(st.integers(1, 12)))
+            n = data.draw(st.integers(1, min(2, max_num_seqs)))
+            with suppress(PromptTooLong):  # with n of 2
+                driver.add(str(number), prompt, n=n, max_tokens=data.draw(st.integers(1, 12)))
         elif action == "x" and live:
             name = data.draw(st.sampled_from(live)).request_id
             driver.scheduler.finish(name, FinishReason.ABORT)
         elif action == "p" and driver.running:
-            driver.scheduler.preempt(driver.scheduler.running[-1])
+            driver.scheduler.preempt(driver.scheduler.running[-1], driver.now_s)
         elif live:
             step_checked(driver, builder)
     while driver.scheduler.has_unfinished:
         step_checked(driver, builder)
 
 
-def test_a_row_is_rebuilt_when_another_sequence_takes_it(make_scheduler):
+def test_a_row_of_logits_is_repeated_for_each_sequence_that_draws_from_it(make_scheduler):
+    driver = make_scheduler()
+    driver.add("a", 5, n=3)
+    driver.add("b", 2)
+    inputs = make_builder(driver).build(driver.plan())
+    assert inputs.logits_rows.tolist() == [4, 4, 4, 6]
+
+
+def test_rows_of_logits_may_outnumber_the_seats(make_scheduler, make_sequence):
+    sequences = [make_sequence("a", 3), make_sequence("b", 2)]
+    shares = []
+    for sequence, block in zip(sequences, (7, 5), strict=True):
+        sequence.block_table = [block]
+        draws = (sequence, *(sequence.fork(index) for index in range(1, 4)))
+        shares.append(ScheduledSequence(sequence, sequence.num_tokens, draws))
+    inputs = BatchBuilder(2, 8, 8, block_size=4).build(SchedulerOutput(tuple(shares)))
+    assert inputs.logits_rows.tolist() == [2, 2, 2, 2, 4, 4, 4, 4]
+    assert inputs.attention.slot_mapping.tolist() == [28, 29, 30, 20, 21]
+
+
+def test_blocks_out_of_the_window_stand_in_the_table_as_they_are(make_sequence):
+    builder = BatchBuilder(1, 8, 40, block_size=4)
+    sequence = make_sequence("a", 14)
+    sequence.num_computed_tokens = 13
+    share = ScheduledSequence(sequence, 1, (sequence,))
+    sequence.block_table = [3, 4, 5, 6]
+    builder.build(SchedulerOutput((share,)))
+    sequence.block_table = [NO_BLOCK, NO_BLOCK, 5, 6]
+    inputs = builder.build(SchedulerOutput((share,)))
+    assert inputs.attention.block_tables.tolist() == [[-1, -1, 5, 6]]
+    assert inputs.attention.slot_mapping.tolist() == [25]
+
+
+def test_a_copied_block_in_a_new_list_is_read_again(make_sequence):
+    builder = BatchBuilder(1, 8, 40, block_size=4)
+    sequence = make_sequence("a", 6)
+    sequence.num_computed_tokens = 5
+    share = ScheduledSequence(sequence, 1, (sequence,))
+    for table, slot in (([3, 4], 17), ([3, 9], 37), ([3, 4], 17)):
+        sequence.block_table = list(table)
+        inputs = builder.build(SchedulerOutput((share,)))
+        assert inputs.attention.block_tables.tolist() == [table]
+        assert inputs.attention.slot_mapping.tolist() == [slot]
+
+
+def test_slots_of_the_largest_blocks_are_exact(make_sequence):
+    builder = BatchBuilder(1, 8, 256, block_size=256)
+    sequence = make_sequence("a", 1)
+    sequence.block_table = [2**31 - 1]
+    share = ScheduledSequence(sequence, 1, (sequence,))
+    inputs = builder.build(SchedulerOutput((share,)))
+    assert inputs.attention.slot_mapping.tolist() == [(2**31 - 1) * 256]
+
+
+def test_a_table_keeps_its_row_when_others_end(make_scheduler):
     driver = make_scheduler(max_num_batched_tokens=64)
     builder = make_builder(driver)
     driver.add("a", 9, max_tokens=2)
     driver.add("b", 30)
-    assert step_checked(driver, builder) == [("a", 9, True), ("b", 30, True)]
-    assert step_checked(driver, builder) == [("a", 1, True), ("b", 1, True)]
-    assert step_checked(driver, builder) == [("b", 1, True)]
+    assert step_checked(driver, builder) == [("a", 9, 1), ("b", 30, 1)]
+    assert step_checked(driver, builder) == [("a", 1, 1), ("b", 1, 1)]
+    assert step_checked(driver, builder) == [("b", 1, 1)]
 
 
 def test_a_row_is_rebuilt_when_its_sequence_returns_with_other_blocks(make_scheduler):
     driver = make_scheduler()
     builder = make_builder(driver)
-    sequence = driver.add("a", 9)
+    first, second = driver.add("a", 9), driver.add("b", 9)
     step_checked(driver, builder)
-    assert sequence.block_table == [0, 1, 2]
-    driver.scheduler.preempt(sequence)
-    driver.cache.allocate(sequence, 1)
-    assert sequence.block_table == [3]
-    assert step_checked(driver, builder) == [("a", 10, True)]
+    assert (first.block_table, second.block_table) == ([0, 1, 2], [3, 4, 5])
+    for sequence in (second, first):
+        driver.scheduler.preempt(sequence, driver.now_s)
+    assert step_checked(driver, builder) == [("a", 10, 1), ("b", 10, 1)]
+    assert step_checked(driver, builder) == [("a", 1, 1), ("b", 1, 1)]
 
 
 def test_the_first_step_has_the_documented_types(make_scheduler):
