@@ -3,7 +3,7 @@
 Imports nothing of `octavo`: it knows the server by its tensors and status codes alone.
 """
 
-from octavo_client.answer import Completion, Delta
+from octavo_client.answer import Answer, Completion, Delta, Timing
 from octavo_client.async_client import AsyncClient, AsyncDeltaStream
 from octavo_client.client import Client, DeltaStream
 from octavo_client.errors import (
@@ -17,6 +17,7 @@ from octavo_client.errors import (
 )
 
 __all__ = [
+    "Answer",
     "AsyncClient",
     "AsyncDeltaStream",
     "Client",
@@ -29,5 +30,6 @@ __all__ = [
     "RequestCancelled",
     "RequestTimeout",
     "ServerError",
+    "Timing",
     "Unavailable",
 ]

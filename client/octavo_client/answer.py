@@ -1,4 +1,4 @@
-"""What a caller receives: one `Delta` a response, or one `Completion` for the whole answer.
+"""What a caller receives: deltas as they come, or one `Completion` for the whole.
 
 Knows nothing of tensors or gRPC.
 """
@@ -10,8 +10,26 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Timing:
+    """Where the server's time for a request went; with n answers, for the one that ended last."""
+
+    queue_ms: float
+    """From arrival until it was first scheduled."""
+    prefill_ms: float
+    """Running, before its first token."""
+    decode_ms: float
+    """Running, after its first token."""
+    preempted_ms: float
+    """Waiting after it had to make room for others."""
+    cached_tokens: int
+    """Prompt tokens that were found in the cache and not computed again."""
+    preemptions: int
+    """Times that it had to make room."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
-    """What one response added to the answer."""
+    """What was added to one answer."""
 
     text: str
     """New text; may be empty while a character or a stop string is not yet complete."""
@@ -22,12 +40,16 @@ class Delta:
     num_input_tokens: int
     """Tokens of the prompt."""
     num_output_tokens: int
-    """Tokens generated since the last delta; the sum over all deltas is the true count."""
+    """Tokens generated since the answer's last delta; the sum over all is the true count."""
+    index: int = 0
+    """Which of the n answers this is of."""
+    timing: Timing | None = None
+    """On the last delta of the request."""
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """The whole answer to one request."""
+class Answer:
+    """One whole answer."""
 
     text: str
     """The generated text, without the prompt."""
@@ -35,20 +57,62 @@ class Completion:
     """The generated token ids."""
     finish_reason: str | None
     """`stop`, `length`, `abort`, `deadline` or `error`; None if the server named none."""
-    num_input_tokens: int
-    """Tokens of the prompt."""
     num_output_tokens: int
     """Tokens generated."""
+
+    @classmethod
+    def from_deltas(cls, deltas: Iterable[Delta]) -> Answer:
+        """Join the deltas of one answer, in order."""
+        parts = list(deltas)
+        return cls(
+            text="".join(part.text for part in parts),
+            token_ids=tuple(token for part in parts for token in part.token_ids),
+            finish_reason=parts[-1].finish_reason if parts else None,
+            num_output_tokens=sum(part.num_output_tokens for part in parts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came of one request: n answers, of which the first is also here by itself."""
+
+    answers: tuple[Answer, ...]
+    """All n, in the order of their `index`."""
+    num_input_tokens: int
+    """Tokens of the prompt."""
+    timing: Timing | None = None
+    """None if the server sent none."""
+
+    @property
+    def text(self) -> str:
+        """Text of the first answer."""
+        return self.answers[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Token ids of the first answer."""
+        return self.answers[0].token_ids
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the first answer ended."""
+        return self.answers[0].finish_reason
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of the first answer."""
+        return self.answers[0].num_output_tokens
 
     @classmethod
     def from_deltas(cls, deltas: Iterable[Delta]) -> Completion:
         """Join the deltas of one request, in order."""
         parts = list(deltas)
-        last = parts[-1] if parts else None
+        num_answers = 1 + max((part.index for part in parts), default=0)
         return cls(
-            text="".join(part.text for part in parts),
-            token_ids=tuple(token for part in parts for token in part.token_ids),
-            finish_reason=last.finish_reason if last else None,
-            num_input_tokens=last.num_input_tokens if last else 0,
-            num_output_tokens=sum(part.num_output_tokens for part in parts),
+            tuple(
+                Answer.from_deltas(part for part in parts if part.index == index)
+                for index in range(num_answers)
+            ),
+            num_input_tokens=parts[-1].num_input_tokens if parts else 0,
+            timing=parts[-1].timing if parts else None,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
@@ -17,7 +18,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from octavo_client.answer import Completion, Delta
-from octavo_client.codec import Prompt, decode_response, encode_inspection, encode_request
+from octavo_client.codec import Prompt, ResponseReader, encode_inspection, encode_request
 from octavo_client.errors import RequestCancelled
 from octavo_client.transport import (
     DEFAULT_KEEPALIVE_S,
@@ -31,7 +32,7 @@ from octavo_client.transport import (
 
 
 class AsyncDeltaStream:
-    """The answer to one request, delta by delta; an async iterator and context manager.
+    """The answers to one request, delta by delta; an async iterator and context manager.
 
     Closing it, leaving its `async with` block, cancelling the task that reads it or dropping
     the last reference before the end cancels the request on the server.
@@ -41,6 +42,8 @@ class AsyncDeltaStream:
         self._client = client  # a connection without owner would close under its streams
         self._call = call
         self._state = StreamState(client.url, timeout_s)
+        self._reader = ResponseReader()
+        self._unread: deque[Delta] = deque()
 
     def __aiter__(self) -> Self:
         return self
@@ -48,11 +51,14 @@ class AsyncDeltaStream:
     async def __anext__(self) -> Delta:
         if self._state.closed:
             raise StopAsyncIteration
+        if self._unread:
+            return self._unread.popleft()
         try:
             response = await self._read()
             if response is not grpc.aio.EOF:
-                delta, self._state.complete = decode_response(response)
-                return delta
+                deltas, self._state.complete = self._reader.read(response)
+                self._unread.extend(deltas)
+                return self._unread.popleft()
             failure = self._state.end(None)
         except grpc.RpcError as error:
             failure = self._state.end(error)
@@ -144,7 +150,7 @@ class AsyncClient:
         timeout_s: float | None = None,
         **params: Any,
     ) -> Completion:
-        """Send one request, wait for all of its answer and return it."""
+        """Send one request, wait for all of it and return it; as `Client.generate`."""
         request = encode_request(self.model, Prompt(prompt, messages, input_ids), False, params)
         async with self._send(request, timeout_s) as deltas:
             return Completion.from_deltas([delta async for delta in deltas])

@@ -85,7 +85,7 @@ class Chat:
     def _stream_answer(self, answer: list[str], meter: Meter) -> None:
         with self._client.stream(messages=self._messages, **self._params) as deltas:
             for delta in deltas:
-                meter.add(delta)
+                meter.add(delta.num_output_tokens)
                 if delta.text:
                     answer.append(delta.text)
                     click.echo(delta.text, nl=False)

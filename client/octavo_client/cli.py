@@ -31,6 +31,7 @@ from octavo_client.meter import Meter
 @click.argument("prompt")
 @connection_options
 @sampling_options
+@click.option("--n", type=int, help="Answers to make; several are printed when they are whole.")
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is whole.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a response.")
 def generate(
@@ -40,7 +41,7 @@ def generate(
     if prompt == "-":
         prompt = sys.stdin.read()
     with connected(url, model) as client:
-        if no_stream:
+        if no_stream or (not as_json and (options["n"] or 1) > 1):
             _print_whole(client, prompt, request_params(options), as_json)
         else:
             _print_growing(client, prompt, request_params(options), as_json)
@@ -78,9 +79,29 @@ COMMANDS: tuple[click.Command, ...] = (generate, chat, health, inspect)
 def _print_whole(client: Client, prompt: str, params: dict[str, Any], as_json: bool) -> None:
     meter = Meter()
     completion = client.generate(prompt, **params)
-    meter.add(Delta(**dataclasses.asdict(completion)))
-    click.echo(_to_json(completion) if as_json else completion.text)
+    meter.add(sum(answer.num_output_tokens for answer in completion.answers))
+    for index, answer in enumerate(completion.answers):
+        if as_json:
+            click.echo(_to_json(_as_delta(completion, index)))
+            continue
+        if len(completion.answers) > 1:
+            place = f"{index + 1} of {len(completion.answers)}"
+            click.echo(f"--- {place}: {answer.finish_reason} ---", err=True)
+        click.echo(answer.text)
     _print_stats(meter, completion)
+
+
+def _as_delta(completion: Completion, index: int) -> Delta:
+    answer = completion.answers[index]
+    return Delta(
+        answer.text,
+        answer.token_ids,
+        answer.finish_reason,
+        completion.num_input_tokens,
+        answer.num_output_tokens,
+        index,
+        completion.timing,
+    )
 
 
 def _print_growing(client: Client, prompt: str, params: dict[str, Any], as_json: bool) -> None:
@@ -89,7 +110,7 @@ def _print_growing(client: Client, prompt: str, params: dict[str, Any], as_json:
     try:
         with client.stream(prompt, **params) as deltas:
             for last in deltas:
-                meter.add(last)
+                meter.add(last.num_output_tokens)
                 click.echo(_to_json(last) if as_json else last.text, nl=as_json)
     finally:
         if last is not None and not as_json:
@@ -99,10 +120,10 @@ def _print_growing(client: Client, prompt: str, params: dict[str, Any], as_json:
 
 
 def _print_stats(meter: Meter, last: Delta | Completion) -> None:
-    click.echo(
-        f"[{last.num_input_tokens} tokens read; {meter.summary()}; {last.finish_reason}]", err=True
-    )
+    cached = last.timing.cached_tokens if last.timing else 0
+    read = f"{last.num_input_tokens} tokens read" + (f", {cached} of them cached" if cached else "")
+    click.echo(f"[{read}; {meter.summary()}; {last.finish_reason}]", err=True)
 
 
-def _to_json(answer: Delta | Completion) -> str:
-    return json.dumps(dataclasses.asdict(answer), ensure_ascii=False)
+def _to_json(delta: Delta) -> str:
+    return json.dumps(dataclasses.asdict(delta), ensure_ascii=False)

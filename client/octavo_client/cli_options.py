@@ -29,6 +29,14 @@ _SAMPLING = (
     click.option("--stop", multiple=True, help="End before this text; may be given repeatedly."),
     click.option("--timeout", type=float, help="Seconds for a whole answer; default: no limit."),
 )
+_SCHEDULING = (
+    click.option("--priority", type=int, help="Lower runs first, where the server heeds it."),
+    click.option(
+        "--deadline", type=float, help="Seconds after which the server ends it as far as it is."
+    ),
+    click.option("--tenant", help="Who asks, where the server shares fairly among tenants."),
+    click.option("--cache-salt", help="Share cached prefixes only with requests of this salt."),
+)
 
 
 class BadRequest(click.ClickException):
@@ -45,8 +53,8 @@ def connection_options(command: Command) -> Command:
 
 
 def sampling_options(command: Command) -> Command:
-    """Add the sampling parameters and `--timeout`."""
-    for option in reversed(_SAMPLING):
+    """Add the sampling and scheduling parameters, and `--timeout`."""
+    for option in reversed((*_SAMPLING, *_SCHEDULING)):
         command = option(command)
     return command
 
@@ -55,6 +63,8 @@ def request_params(options: dict[str, Any]) -> dict[str, Any]:
     """Return the values of `sampling_options` as arguments of `Client.stream`."""
     params = {key: value for key, value in options.items() if value is not None}
     params["timeout_s"] = params.pop("timeout", None)
+    if "deadline" in params:
+        params["deadline_ms"] = params.pop("deadline") * 1000.0
     if not params["stop"]:
         del params["stop"]
     return params

@@ -6,6 +6,7 @@ Knows nothing of tensors.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
@@ -16,7 +17,7 @@ import grpc.experimental
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from octavo_client.answer import Completion, Delta
-from octavo_client.codec import Prompt, decode_response, encode_inspection, encode_request
+from octavo_client.codec import Prompt, ResponseReader, encode_inspection, encode_request
 from octavo_client.errors import OctavoClientError
 from octavo_client.transport import (
     DEFAULT_KEEPALIVE_S,
@@ -30,7 +31,7 @@ from octavo_client.transport import (
 
 
 class DeltaStream:
-    """The answer to one request, delta by delta; an iterator and a context manager.
+    """The answers to one request, delta by delta; an iterator and a context manager.
 
     Closing it, leaving its `with` block or dropping the last reference before the end cancels
     the request on the server. One thread reads it; any thread may close it.
@@ -40,6 +41,8 @@ class DeltaStream:
         self._client = client  # a connection without owner would close under its streams
         self._call = call
         self._state = StreamState(client.url, timeout_s)
+        self._reader = ResponseReader()
+        self._unread: deque[Delta] = deque()
 
     def __iter__(self) -> Self:
         return self
@@ -47,10 +50,13 @@ class DeltaStream:
     def __next__(self) -> Delta:
         if self._state.closed:
             raise StopIteration
+        if self._unread:
+            return self._unread.popleft()
         failure: OctavoClientError | None
         try:
-            delta, self._state.complete = decode_response(next(self._call))
-            return delta
+            deltas, self._state.complete = self._reader.read(next(self._call))
+            self._unread.extend(deltas)
+            return self._unread.popleft()
         except StopIteration:
             failure = self._state.end(None)
         except grpc.RpcError as error:
@@ -129,14 +135,16 @@ class Client:
     ) -> DeltaStream:
         """Send one request and return its answer as it grows.
 
-        Exactly one of `prompt`, `messages` and `input_ids` must be given.
+        Exactly one of `prompt`, `messages` and `input_ids` must be given. With `n` above 1 each
+        delta is of one of the n answers, which its `index` names.
 
         Args:
             prompt: text, used as it is.
             messages: dicts with `role` and `content`; the server renders the chat template.
             input_ids: the prompt as token ids.
             timeout_s: overrides the client's; `math.inf` lifts it.
-            params: sampling parameters, such as `max_tokens`, `temperature`, `stop`.
+            params: sampling and scheduling parameters, such as `max_tokens`, `temperature`,
+                `stop`, `n`, `priority`, `deadline_ms`, `tenant`, `cache_salt`.
 
         Raises:
             OctavoClientError: here if the request cannot be sent, else from the iterator.
@@ -153,7 +161,10 @@ class Client:
         timeout_s: float | None = None,
         **params: Any,
     ) -> Completion:
-        """Send one request, wait for all of its answer and return it; arguments as in `stream`."""
+        """Send one request, wait for all of it and return it; arguments as in `stream`.
+
+        With `n` above 1 its `answers` are n; what it has by itself is of the first.
+        """
         request = encode_request(self.model, Prompt(prompt, messages, input_ids), False, params)
         with self._send(request, timeout_s) as deltas:
             return Completion.from_deltas(deltas)

@@ -5,25 +5,27 @@ Knows nothing of connections, threads or event loops.
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from octavo_client.answer import Delta
+from octavo_client.answer import Delta, Timing
 from octavo_client.errors import InvalidRequest, error_from_message
 
 _INT32_LIMIT = 2**31
-#: Asked for in every request, so that each response fills a whole `Delta`.
+#: Asked for in every request, so that each response fills whole deltas.
 _FLAGS_ALWAYS_SET = (
     "exclude_input_in_output",
     "return_token_ids",
     "return_finish_reason",
     "return_num_input_tokens",
     "return_num_output_tokens",
+    "return_timing",
 )
 
 
@@ -77,25 +79,61 @@ def encode_inspection(model: str) -> Any:
     return request
 
 
-def decode_response(response: Any) -> tuple[Delta, bool]:
-    """Read one `ModelStreamInferResponse`; the flag says whether it is the request's last.
+class ResponseReader:
+    """Turns the responses of one request into deltas, each of one answer."""
 
-    Raises:
-        OctavoClientError: the response is an error without a gRPC status.
-    """
-    if response.error_message:
-        raise error_from_message(response.error_message)
-    answer = response.infer_response
-    names = (output.name for output in answer.outputs)
-    raw = dict(zip(names, answer.raw_output_contents, strict=True))
-    delta = Delta(
-        text=_read_string(raw.get("text_output", b"")),
-        token_ids=_read_ints(raw.get("token_ids", b"")),
-        finish_reason=_read_string(raw.get("finish_reason", b"")) or None,
-        num_input_tokens=sum(_read_ints(raw.get("num_input_tokens", b""))),
-        num_output_tokens=sum(_read_ints(raw.get("num_output_tokens", b""))),
-    )
-    return delta, answer.parameters["triton_final_response"].bool_param
+    def __init__(self) -> None:
+        self._ended: set[int] = set()
+
+    def read(self, response: Any) -> tuple[list[Delta], bool]:
+        """Read one `ModelStreamInferResponse`; the flag says whether it is the request's last.
+
+        Answers that it adds nothing to have no delta, but there is always at least one.
+
+        Raises:
+            OctavoClientError: the response is an error without a gRPC status.
+        """
+        if response.error_message:
+            raise error_from_message(response.error_message)
+        answer = response.infer_response
+        names = (output.name for output in answer.outputs)
+        raw = dict(zip(names, answer.raw_output_contents, strict=True))
+        every = _read_deltas(raw)
+        news = [delta for delta in every if delta.index not in self._ended]
+        news = [each for each in news if each.text or each.token_ids or each.finish_reason]
+        self._ended |= {delta.index for delta in news if delta.finish_reason}
+        *others, last = news or every[:1]
+        deltas = [*others, replace(last, timing=_read_timing(raw.get("timing", b"")))]
+        return deltas, answer.parameters["triton_final_response"].bool_param
+
+
+def _read_deltas(raw: Mapping[str, bytes]) -> list[Delta]:
+    """Return a delta for each answer."""
+    texts = _read_strings(raw.get("text_output", b"")) or [""]
+    reasons = _read_strings(raw.get("finish_reason", b"")) or [""] * len(texts)
+    counts = _read_ints(raw.get("num_output_tokens", b"")) or (0,) * len(texts)
+    ends = list(itertools.accumulate(counts, initial=0))
+    token_ids = _read_ints(raw.get("token_ids", b""))
+    num_input_tokens = sum(_read_ints(raw.get("num_input_tokens", b"")))
+    return [
+        Delta(
+            text,
+            token_ids[ends[index] : ends[index + 1]],
+            reasons[index] or None,
+            num_input_tokens,
+            counts[index],
+            index,
+        )
+        for index, text in enumerate(texts)
+    ]
+
+
+def _read_timing(raw: bytes) -> Timing | None:
+    strings = _read_strings(raw)
+    if not strings:
+        return None
+    values = json.loads(strings[0])
+    return Timing(**{field.name: values[field.name] for field in fields(Timing)})
 
 
 def _add_prompt(request: Any, prompt: Prompt) -> None:
@@ -136,12 +174,15 @@ def _to_json(what: str, value: object) -> str:
         raise InvalidRequest(f"{what} cannot be written as JSON: {error}") from None
 
 
-def _read_string(raw: bytes) -> str:
+def _read_strings(raw: bytes) -> list[str]:
     # A string tensor is, for each element, a four-byte length and that many bytes.
-    if len(raw) < 4:
-        return ""
-    (length,) = struct.unpack_from("<I", raw)
-    return raw[4 : 4 + length].decode()
+    strings = []
+    start = 0
+    while start < len(raw):
+        (length,) = struct.unpack_from("<I", raw, start)
+        strings.append(raw[start + 4 : start + 4 + length].decode())
+        start += 4 + length
+    return strings
 
 
 def _read_ints(raw: bytes) -> tuple[int, ...]:

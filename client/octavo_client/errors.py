@@ -5,7 +5,8 @@
     ├── ModelNotFound            NOT_FOUND: the server has no model of this name
     ├── Unavailable              UNAVAILABLE: no server, a lost connection, a full queue, a draining
     │                            server or a dead engine; the same request may work later
-    ├── RequestCancelled         CANCELLED: ended by the server, or by closing the client
+    ├── RequestCancelled         CANCELLED: ended by the server (as when its deadline passes before
+    │                            the first token), or by closing the client
     ├── RequestTimeout           DEADLINE_EXCEEDED: not finished within `timeout_s`
     └── ServerError              INTERNAL and every other status: the server's fault
 

@@ -1,11 +1,9 @@
-"""Counts what arrives of one answer and says how fast it came; knows only `Delta`."""
+"""Counts what arrives of one answer and says how fast it came; knows only numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-
-from octavo_client.answer import Delta
 
 
 class Meter:
@@ -23,13 +21,13 @@ class Meter:
         self._num_first_tokens = 0
         self._num_tokens = 0
 
-    def add(self, delta: Delta) -> None:
-        """Count the tokens of `delta`, which has just arrived."""
+    def add(self, num_tokens: int) -> None:
+        """Count tokens that have just arrived."""
         self._last = self._clock()
         if not self._num_tokens:
             self._first = self._last
-            self._num_first_tokens = delta.num_output_tokens
-        self._num_tokens += delta.num_output_tokens
+            self._num_first_tokens = num_tokens
+        self._num_tokens += num_tokens
 
     @property
     def tokens_per_s(self) -> float:

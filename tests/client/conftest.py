@@ -19,12 +19,20 @@ from octavo_client import Client
 
 PATIENCE_S = 10.0
 
+#: What the fake server says of every request's time.
+TIMING = (
+    '{"queue_ms": 1.5, "prefill_ms": 2.0, "decode_ms": 3.0, "preempted_ms": 0.0, '
+    '"cached_tokens": 0, "preemptions": 0}'
+)
+
 Step = Any
+AnswerPart = tuple[str, str, tuple[int, ...]]
 
 
 class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Plays the same steps to every request and records what it was sent."""
 
+    TIMING = TIMING
     HANG = object()
     """A step that waits until the client cancels."""
 
@@ -49,24 +57,33 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         """Make a response with more to come."""
         return self.response(text, token_ids, final=False, **values)
 
-    def last(self, text: str, *token_ids: int, finish_reason: str = "stop") -> Any:
-        """Make the last response."""
-        return self.response(text, token_ids, final=True, finish_reason=finish_reason)
-
-    def response(
-        self, text: str, token_ids: Iterable[int], *, final: bool, finish_reason: str = ""
+    def last(
+        self, text: str, *token_ids: int, finish_reason: str = "stop", timing: str = TIMING
     ) -> Any:
-        """Make a response as the server packs it."""
-        ids = tuple(token_ids)
+        """Make the last response."""
+        return self.response(
+            text, token_ids, final=True, finish_reason=finish_reason, timing=timing
+        )
+
+    def response(self, text: str, token_ids: Iterable[int], *, final: bool, **values: str) -> Any:
+        """Make a response of one answer as the server packs it."""
+        answer = (text, values.pop("finish_reason", ""), tuple(token_ids))
+        return self.answers(answer, final=final, **values)
+
+    def answers(self, *answers: AnswerPart, final: bool, timing: str = "") -> Any:
+        """Make a response that says of each answer its text, finish reason and token ids."""
+        ids = [token_id for _, _, token_ids in answers for token_id in token_ids]
         response = service_pb2.ModelStreamInferResponse()
         answer = response.infer_response
         answer.parameters["triton_final_response"].bool_param = final
+        counts = [len(token_ids) for _, _, token_ids in answers]
         for name, kind, data in (
-            ("text_output", "BYTES", _string(text)),
-            ("finish_reason", "BYTES", _string(finish_reason)),
+            ("text_output", "BYTES", b"".join(_string(text) for text, _, _ in answers)),
+            ("finish_reason", "BYTES", b"".join(_string(reason) for _, reason, _ in answers)),
             ("token_ids", "INT32", struct.pack(f"<{len(ids)}i", *ids)),
             ("num_input_tokens", "UINT32", struct.pack("<I", 7)),
-            ("num_output_tokens", "UINT32", struct.pack("<I", len(ids))),
+            ("num_output_tokens", "UINT32", struct.pack(f"<{len(counts)}I", *counts)),
+            *([("timing", "BYTES", _string(timing))] if timing else []),
         ):
             answer.outputs.add(name=name, datatype=kind)
             answer.raw_output_contents.append(data)

@@ -7,8 +7,8 @@ from functools import wraps
 import pytest
 
 from octavo_client import (
+    Answer,
     AsyncClient,
-    Completion,
     InvalidRequest,
     OctavoClientError,
     RequestCancelled,
@@ -48,7 +48,8 @@ async def test_generate_returns_the_whole(server):
     async with AsyncClient(server.url) as client:
         messages = [{"role": "user", "content": "hi"}]
         completion = await client.generate(messages=messages)
-    assert completion == Completion("Hello!", (1, 2, 3), "length", 7, 3)
+    assert completion.answers == (Answer("Hello!", (1, 2, 3), "length", 3),)
+    assert completion.num_input_tokens == 7
     assert server.requests[0]["stream"] is False
 
 
@@ -212,3 +213,17 @@ async def test_a_closed_client_refuses_requests(server):
         client.stream("hi")
     with pytest.raises(OctavoClientError, match=f"the client for {server.url} is closed"):
         await client.is_ready()
+
+
+@in_event_loop
+async def test_several_answers_come_as_deltas_of_one_each(server):
+    server.plays(
+        server.answers(("a", "", (1,)), ("x", "", (5, 6)), final=False),
+        server.answers(("b", "stop", (2,)), ("", "length", ()), final=True),
+    )
+    async with AsyncClient(server.url) as client:
+        deltas = [delta async for delta in client.stream("hi", n=2)]
+        completion = await client.generate("hi", n=2)
+    parts = [(delta.index, delta.text) for delta in deltas]
+    assert parts == [(0, "a"), (1, "x"), (0, "b"), (1, "")]
+    assert [answer.text for answer in completion.answers] == ["ab", "x"]

@@ -34,7 +34,10 @@ def test_the_answer_goes_to_stdout_and_statistics_to_stderr(server, run):
 
 def test_every_sampling_option_reaches_the_server(server, run):
     options = "--max-tokens 3 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 7"
-    result = run(generate, *options.split(), "--stop", "a", "--stop", "b", "hi")
+    scheduling = "--priority -1 --deadline 1.5 --tenant gold --cache-salt s --n 2"
+    result = run(
+        generate, *options.split(), *scheduling.split(), "--stop", "a", "--stop", "b", "hi"
+    )
     assert result.exit_code == 0
     assert json.loads(server.requests[0]["sampling_parameters"]) == {
         "max_tokens": 3,
@@ -44,6 +47,11 @@ def test_every_sampling_option_reaches_the_server(server, run):
         "min_p": 0.1,
         "seed": 7,
         "stop": ["a", "b"],
+        "priority": -1,
+        "deadline_ms": 1500.0,
+        "tenant": "gold",
+        "cache_salt": "s",
+        "n": 2,
     }
 
 
@@ -68,11 +76,37 @@ def test_no_stream_prints_the_whole(server, run):
 def test_json_prints_one_object_for_each_response(server, run):
     server.plays(server.delta("né", 1), server.last("!", 2))
     result = run(generate, "--json", "hi")
-    shared = {"num_input_tokens": 7, "num_output_tokens": 1}
+    shared = {"num_input_tokens": 7, "num_output_tokens": 1, "index": 0}
+    timing = json.loads(server.TIMING)
     assert [json.loads(line) for line in result.stdout.splitlines()] == [
-        {"text": "né", "token_ids": [1], "finish_reason": None, **shared},
-        {"text": "!", "token_ids": [2], "finish_reason": "stop", **shared},
+        {"text": "né", "token_ids": [1], "finish_reason": None, "timing": None, **shared},
+        {"text": "!", "token_ids": [2], "finish_reason": "stop", "timing": timing, **shared},
     ]
+
+
+def test_several_answers_are_printed_whole_under_headings_on_stderr(server, run):
+    server.plays(server.answers(("One", "stop", (1,)), ("Two", "length", (2, 3)), final=True))
+    result = run(generate, "--n", "2", "hi")
+    assert (result.exit_code, result.stdout) == (0, "One\nTwo\n")
+    headings = "--- 1 of 2: stop ---\n--- 2 of 2: length ---\n"
+    assert result.stderr.startswith(headings)
+    assert re.fullmatch(STATS.format(3, "stop"), result.stderr.removeprefix(headings))
+    assert server.requests[0]["stream"] is False
+
+
+def test_several_answers_are_one_json_object_each(server, run):
+    server.plays(server.answers(("One", "stop", (1,)), ("Two", "length", (2, 3)), final=True))
+    for options in (["--n", "2"], ["--n", "2", "--no-stream"]):
+        objects = [
+            json.loads(line) for line in run(generate, *options, "--json", "hi").stdout.splitlines()
+        ]
+        assert [(each["index"], each["text"]) for each in objects] == [(0, "One"), (1, "Two")]
+
+
+def test_tokens_that_were_cached_are_told(server, run):
+    timing = server.TIMING.replace('"cached_tokens": 0', '"cached_tokens": 6')
+    server.plays(server.last("Hello", 1, timing=timing))
+    assert run(generate, "hi").stderr.startswith("[7 tokens read, 6 of them cached; 1 tokens in")
 
 
 def test_json_without_streaming_prints_one_object(server, run):

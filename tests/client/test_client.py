@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from octavo_client import (
+    Answer,
     Client,
-    Completion,
     InvalidRequest,
     ModelNotFound,
     OctavoClientError,
     RequestCancelled,
     RequestTimeout,
     ServerError,
+    Timing,
     Unavailable,
 )
 
@@ -45,14 +46,46 @@ def test_a_delta_is_yielded_before_the_next_one_exists(server, client):
 
 def test_generate_asks_for_one_response_and_returns_the_whole(server, client):
     server.plays(server.last("Hello!", 1, 2, 3, finish_reason="length"))
-    assert client.generate("hi") == Completion("Hello!", (1, 2, 3), "length", 7, 3)
+    completion = client.generate("hi")
+    assert completion.answers == (Answer("Hello!", (1, 2, 3), "length", 3),)
+    assert completion.num_input_tokens == 7
+    assert completion.timing == Timing(1.5, 2.0, 3.0, 0.0, 0, 0)
     assert server.requests[0]["stream"] is False
 
 
 def test_generate_joins_several_responses(server, client):
     server.plays(server.delta("a", 1), server.last("b", 2))
-    assert client.generate(input_ids=[5, 6]) == Completion("ab", (1, 2), "stop", 7, 2)
+    assert client.generate(input_ids=[5, 6]).answers == (Answer("ab", (1, 2), "stop", 2),)
     assert server.requests[0]["input_ids"] == [5, 6]
+
+
+def test_several_answers_come_as_deltas_of_one_each_and_as_answers_of_one_completion(
+    server, client
+):
+    server.plays(
+        server.answers(("a", "", (1,)), ("x", "", (5, 6)), final=False),
+        server.answers(("b", "stop", (2,)), ("", "length", ()), final=True),
+    )
+    deltas = list(client.stream("hi", n=2))
+    assert [(delta.index, delta.text) for delta in deltas] == [
+        (0, "a"),
+        (1, "x"),
+        (0, "b"),
+        (1, ""),
+    ]
+    completion = client.generate("hi", n=2)
+    assert [answer.text for answer in completion.answers] == ["ab", "x"]
+    assert [answer.token_ids for answer in completion.answers] == [(1, 2), (5, 6)]
+    assert [answer.finish_reason for answer in completion.answers] == ["stop", "length"]
+    assert server.requests[0]["sampling_parameters"] == b'{"n": 2}'
+
+
+def test_a_stream_that_is_closed_gives_no_more_of_what_had_come(server, client):
+    server.plays(server.answers(("a", "", (1,)), ("x", "", (5,)), final=False), server.HANG)
+    deltas = client.stream("closed", n=2)
+    assert next(deltas).text == "a"
+    deltas.close()
+    assert list(deltas) == []
 
 
 def test_messages_are_sent_as_they_are(server, client):

@@ -3,8 +3,8 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from octavo_client import Completion, Delta, InvalidRequest, ModelNotFound
-from octavo_client.codec import Prompt, decode_response, encode_request
+from octavo_client import Answer, Completion, Delta, InvalidRequest, ModelNotFound, Timing
+from octavo_client.codec import Prompt, ResponseReader, encode_request
 
 
 def tensors(request):
@@ -24,6 +24,7 @@ def test_a_text_prompt_becomes_the_tensors_of_the_contract():
         "return_finish_reason": ("BOOL", [1]),
         "return_num_input_tokens": ("BOOL", [1]),
         "return_num_output_tokens": ("BOOL", [1]),
+        "return_timing": ("BOOL", [1]),
     }
     assert list(found["text_input"].contents.bytes_contents) == ["héllo".encode()]
     parameters = found["sampling_parameters"].contents.bytes_contents[0]
@@ -74,35 +75,83 @@ def test_what_cannot_be_sent_is_refused(prompt, params, message):
         encode_request("octavo", prompt, True, params)
 
 
+def read(*responses):
+    """Return the deltas of a request's responses, and the last one's flag."""
+    reader = ResponseReader()
+    read = [reader.read(response) for response in responses]
+    return [delta for deltas, _ in read for delta in deltas], read[-1][1]
+
+
 def test_a_response_becomes_a_delta(server):
-    delta, final = decode_response(server.delta("né🙂", 5, 6))
-    assert delta == Delta("né🙂", (5, 6), None, 7, 2)
-    assert not final
+    assert read(server.delta("né🙂", 5, 6)) == ([Delta("né🙂", (5, 6), None, 7, 2)], False)
 
 
-def test_the_final_flag_and_the_finish_reason_are_read(server):
-    delta, final = decode_response(server.last("", 9, finish_reason="length"))
-    assert delta == Delta("", (9,), "length", 7, 1)
-    assert final
+def test_the_final_flag_the_finish_reason_and_the_timing_are_read(server):
+    last = server.last("", 9, finish_reason="length")
+    timing = Timing(1.5, 2.0, 3.0, 0.0, 0, 0)
+    assert read(last) == ([Delta("", (9,), "length", 7, 1, timing=timing)], True)
 
 
 def test_outputs_that_were_not_sent_are_empty():
     response = service_pb2.ModelStreamInferResponse()
-    assert decode_response(response) == (Delta("", (), None, 0, 0), False)
+    assert read(response) == ([Delta("", (), None, 0, 0)], False)
+
+
+def test_each_answer_of_a_response_has_a_delta_of_its_own_tokens(server):
+    response = server.answers(("a", "", (1, 2)), ("é", "stop", (3,)), ("", "", (4,)), final=False)
+    deltas, _ = read(response)
+    assert deltas == [
+        Delta("a", (1, 2), None, 7, 2, 0),
+        Delta("é", (3,), "stop", 7, 1, 1),
+        Delta("", (4,), None, 7, 1, 2),
+    ]
+
+
+def test_answers_without_news_have_no_delta(server):
+    deltas, final = read(
+        server.answers(("a", "", (1,)), ("b", "stop", (2,)), final=False),
+        server.answers(("c", "", (3,)), ("", "stop", ()), final=False),
+        server.answers(("", "length", ()), ("", "stop", ()), final=True, timing=server.TIMING),
+    )
+    assert [(delta.index, delta.text, delta.finish_reason) for delta in deltas] == [
+        (0, "a", None),
+        (1, "b", "stop"),
+        (0, "c", None),
+        (0, "", "length"),
+    ]
+    assert [delta.timing is None for delta in deltas] == [True, True, True, False]
+    assert final
 
 
 def test_an_error_response_is_raised(server):
     with pytest.raises(ModelNotFound, match="unknown model: 'x'"):
-        decode_response(server.refuse("Request for unknown model: 'x' is not found"))
+        read(server.refuse("Request for unknown model: 'x' is not found"))
 
 
 def test_deltas_join_to_a_completion():
+    timing = Timing(1.0, 2.0, 3.0, 4.0, 5, 6)
     deltas = [
         Delta("a", (1,), None, 7, 1),
         Delta("", (), None, 7, 0),
-        Delta("b", (2, 3), "stop", 7, 2),
+        Delta("b", (2, 3), "stop", 7, 2, timing=timing),
     ]
-    assert Completion.from_deltas(deltas) == Completion("ab", (1, 2, 3), "stop", 7, 3)
+    completion = Completion.from_deltas(deltas)
+    assert completion == Completion((Answer("ab", (1, 2, 3), "stop", 3),), 7, timing)
+
+
+def test_deltas_of_several_answers_join_to_each_and_the_first_stands_by_itself():
+    deltas = [
+        Delta("a", (1,), None, 7, 1, 0),
+        Delta("x", (8,), "length", 7, 1, 1),
+        Delta("b", (2,), "stop", 7, 1, 0),
+    ]
+    completion = Completion.from_deltas(deltas)
+    assert completion.answers == (
+        Answer("ab", (1, 2), "stop", 2),
+        Answer("x", (8,), "length", 1),
+    )
+    assert (completion.text, completion.token_ids) == ("ab", (1, 2))
+    assert (completion.finish_reason, completion.num_output_tokens) == ("stop", 2)
 
 
 @pytest.mark.parametrize(

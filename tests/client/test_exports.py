@@ -6,6 +6,7 @@ import octavo_client
 
 def test_the_public_names_are_these():
     assert octavo_client.__all__ == [
+        "Answer",
         "AsyncClient",
         "AsyncDeltaStream",
         "Client",
@@ -18,6 +19,7 @@ def test_the_public_names_are_these():
         "RequestCancelled",
         "RequestTimeout",
         "ServerError",
+        "Timing",
         "Unavailable",
     ]
     assert all(hasattr(octavo_client, name) for name in octavo_client.__all__)
