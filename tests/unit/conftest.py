@@ -137,9 +137,9 @@ class SchedulerDriver:
         for _ in range(count):
             self.step()
 
-    def arrive(self) -> None:
-        """Let all that is swapped in arrive, and those sequences run."""
-        transfer_ids = tuple(self.memory.under_way)
+    def arrive(self, *transfer_ids: int) -> None:
+        """Let what is swapped in arrive, all by default, and those sequences run."""
+        transfer_ids = transfer_ids or tuple(self.memory.under_way)
         for transfer_id in transfer_ids:
             self.memory.arrive(transfer_id)
         self.scheduler.resume(transfer_ids, self.now_s)
@@ -181,6 +181,7 @@ def make_scheduler(make_sequence) -> Callable[..., SchedulerDriver]:
         policy: str = "fcfs",
         *,
         tenant_weights: str = "",
+        block_size: int = 4,
         num_host_blocks: int = 0,
         prefix_caching: bool = False,
         window: int | None = None,
@@ -190,7 +191,7 @@ def make_scheduler(make_sequence) -> Callable[..., SchedulerDriver]:
         values = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 400, **limits}
         cache = KVCacheManager(
             num_blocks,
-            4,
+            block_size,
             num_host_blocks=num_host_blocks,
             prefix_caching=prefix_caching,
             window=window,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.errors import EngineError, InvalidRequest, PromptTooLong
 from octavo.request import FinishReason, TokenOutput
 from octavo.scheduler.output import SampledToken
-from octavo.scheduler.scheduler import Scheduler, SchedulerLimits
-from octavo.sequence import Sequence, SequenceStatus
+from octavo.sequence import SequenceStatus
 
 END = 0
 STOP, LENGTH, ABORT = FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT
@@ -58,7 +56,7 @@ def test_a_log_probability_travels_with_its_token(make_scheduler):
     driver = make_scheduler()
     driver.add("a", 5)
     output = driver.plan()
-    assert driver.scheduler.update(output, (SampledToken(7, -0.5),)) == [
+    assert driver.scheduler.update(output, (SampledToken(7, -0.5),), now_s=0.0) == [
         TokenOutput("a", (7,), (-0.5,))
     ]
 
@@ -73,7 +71,7 @@ def test_a_prompt_that_never_fits_is_refused(make_scheduler, limits):
         driver.add("a", 8)
     assert not driver.scheduler.has_unfinished
     driver.add("a", 7)
-    assert driver.step() == [("a", 7, True)]
+    assert driver.step() == [("a", 7, 1)]
 
 
 def test_a_live_id_is_refused_and_a_finished_one_may_return(make_scheduler):
@@ -81,9 +79,9 @@ def test_a_live_id_is_refused_and_a_finished_one_may_return(make_scheduler):
     driver.add("a", 5, max_tokens=1)
     with pytest.raises(InvalidRequest, match=r"^request id 'a' is already in use$"):
         driver.add("a", 3)
-    assert driver.step() == [("a", 5, True)]
+    assert driver.step() == [("a", 5, 1)]
     driver.add("a", 3)
-    assert driver.step() == [("a", 3, True)]
+    assert driver.step() == [("a", 3, 1)]
 
 
 def test_an_empty_prompt_is_refused(make_scheduler):
@@ -97,35 +95,49 @@ def test_an_empty_prompt_is_refused(make_scheduler):
 def test_finish_from_outside_frees_at_once_and_disturbs_nobody(make_scheduler, num_steps):
     driver = make_scheduler(max_num_batched_tokens=8)
     other, sequence = driver.add("other", 3), driver.add("a", 9)
-    for _ in range(num_steps):
-        driver.step()
-    assert driver.scheduler.finish("a", ABORT) is sequence
-    assert sequence.finish_reason is ABORT
-    assert sequence.block_table == []
+    driver.steps(num_steps)
+    assert driver.scheduler.finish("a", ABORT) == [sequence]
+    assert (sequence.finish_reason, sequence.block_table) == (ABORT, [])
     driver.scheduler.check_integrity()
     assert driver.cache.num_free_blocks == 100 - len(other.block_table)
-    assert driver.step() == [("other", 1 if num_steps else 3, True)]
-    assert driver.scheduler.finish("a", ABORT) is None
+    assert driver.step() == [("other", 1 if num_steps else 3, 1)]
+    assert driver.scheduler.finish("a", ABORT) == []
+
+
+@pytest.mark.parametrize("host_blocks", [0, 10], ids="recomputing swapped".split())
+@pytest.mark.parametrize("is_back", [False, True], ids="away back".split())
+def test_finish_of_a_preempted_sequence_frees_all_it_has(make_scheduler, host_blocks, is_back):
+    driver = make_scheduler(num_host_blocks=host_blocks)
+    sequence = driver.add("a", 9)
+    driver.step()
+    driver.scheduler.preempt(sequence, driver.now_s)
+    if is_back:
+        driver.step()
+    assert driver.scheduler.finish("a", ABORT) == [sequence]
+    assert (sequence.finish_reason, sequence.status) == (ABORT, SequenceStatus.FINISHED)
+    driver.arrive()
+    assert (driver.cache.num_free_blocks, driver.cache.num_used_host_blocks) == (100, 0)
+    assert driver.step() == []
+    assert not driver.scheduler.has_unfinished
 
 
 def test_finish_of_an_unknown_id_does_nothing(make_scheduler):
     driver = make_scheduler()
-    assert driver.scheduler.finish("never", ABORT) is None
+    assert driver.scheduler.finish("never", ABORT) == []
 
 
-@pytest.mark.parametrize("damage", ["lost", "doubled", "short table"])
-def test_check_integrity_finds_a_sequence_out_of_place(damage, make_request):
-    manager = KVCacheManager(num_blocks=8, block_size=8)
-    scheduler = Scheduler(SchedulerLimits(4, 64, 64), manager, eos_token_ids=())
-    sequence = Sequence(make_request("a", 12))
-    scheduler.add(sequence)
-    scheduler.schedule()
-    scheduler.check_integrity()
+@pytest.mark.parametrize("damage", ["lost", "doubled", "short table", "lost seat"])
+def test_check_integrity_finds_what_is_out_of_place(make_scheduler, damage):
+    driver = make_scheduler()
+    sequence = driver.add("a", 12)
+    driver.step()
     if damage == "lost":
-        scheduler.running.clear()
+        driver.scheduler.running.clear()
     elif damage == "doubled":
-        scheduler.waiting.append(sequence)
-    else:
+        driver.scheduler.waiting.push(sequence)
+    elif damage == "short table":
         sequence.num_computed_tokens = 17
+    else:
+        sequence.num_seats = 2
     with pytest.raises(EngineError):
-        scheduler.check_integrity()
+        driver.scheduler.check_integrity()

@@ -139,7 +139,7 @@ class Admission:
         if not seated:
             return self._cache.num_free_blocks
         size = self._cache.block_size
-        promised = sum(len(s.token_ids) // size + 1 - len(s.block_table) for s in seated)
+        promised = sum(len(s.token_ids) // size + s.num_seats - len(s.block_table) for s in seated)
         return self._cache.num_free_blocks - promised - self._reserve
 
     def _startable(self) -> tuple[int, int]:

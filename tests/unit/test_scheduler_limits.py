@@ -1,0 +1,174 @@
+"""Deadlines, and how much may wait.
+
+A plan reads (name, tokens, how many draw a token), and a block holds 4 tokens.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.errors import InvalidRequest, PromptTooLong, QueueFull
+from octavo.request import FinishReason, TokenOutput
+from octavo.sequence import SequenceStatus
+
+DEADLINE = FinishReason.DEADLINE
+
+
+def overdue(name: str, index: int = 0) -> TokenOutput:
+    return TokenOutput(name, (), (), DEADLINE, index=index)
+
+
+def test_a_deadline_ends_one_that_waits_before_it_is_ever_scheduled(make_scheduler):
+    driver = make_scheduler(max_num_seqs=1)
+    driver.add("a")
+    sequence = driver.add("b", deadline_s=10.0)
+    driver.step()
+    driver.now_s = 9.9
+    driver.step()
+    assert driver.outputs == [TokenOutput("a", (9,))]
+    driver.now_s = 10.0
+    assert driver.step() == [("a", 1, 1)]
+    assert driver.outputs == [overdue("b"), TokenOutput("a", (9,))]
+    assert sequence.finish_reason is DEADLINE
+    assert driver.timings["b"].queue_s == 10.0
+    assert driver.waiting == []
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 6], ids="prefilling drawn old".split())
+def test_a_deadline_ends_one_that_runs_and_frees_its_blocks(make_scheduler, num_steps):
+    driver = make_scheduler(max_num_batched_tokens=8)
+    sequence = driver.add("a", 12, deadline_s=5.0)
+    driver.steps(num_steps)
+    driver.now_s = 5.0
+    assert driver.step() == []
+    assert driver.outputs == [overdue("a")]
+    assert (sequence.status, sequence.finish_reason) == (SequenceStatus.FINISHED, DEADLINE)
+    assert driver.cache.num_free_blocks == 100
+    assert not driver.scheduler.has_unfinished
+
+
+def test_a_deadline_makes_room_in_the_same_step(make_scheduler):
+    driver = make_scheduler(max_num_seqs=1)
+    driver.add("a", deadline_s=5.0)
+    driver.add("b")
+    driver.step()
+    driver.now_s = 5.0
+    assert driver.step() == [("b", 5, 1)]
+
+
+@pytest.fixture
+def swapped(make_scheduler):
+    """`b` is swapped out to 3 host blocks; of 8 device blocks `a` has 2."""
+    driver = make_scheduler(num_blocks=8, num_host_blocks=4)
+    driver.add("a", 6)
+    b = driver.add("b", 9, deadline_s=5.0)
+    driver.step()
+    driver.scheduler.preempt(b, driver.now_s)
+    assert (b.status, driver.cache.num_used_host_blocks) == (SequenceStatus.SWAPPED, 3)
+    return driver, b
+
+
+def test_a_deadline_ends_one_that_is_swapped_out(swapped):
+    driver, _ = swapped
+    driver.now_s = 5.0
+    assert driver.step() == [("a", 1, 1)]
+    assert driver.outputs == [overdue("b"), TokenOutput("a", (9,))]
+    assert driver.cache.num_used_host_blocks == 0
+    assert driver.scheduler.num_swapped == 0
+
+
+def test_a_deadline_ends_one_on_its_way_back_but_its_blocks_stay_until_it_arrives(swapped):
+    driver, b = swapped
+    driver.step()
+    assert b.status is SequenceStatus.RESTORING
+    num_free = driver.cache.num_free_blocks
+    driver.now_s = 5.0
+    assert driver.step() == [("a", 1, 1)]
+    assert driver.outputs == [overdue("b"), TokenOutput("a", (9,))]
+    assert driver.cache.num_free_blocks == num_free
+    driver.arrive()
+    assert driver.cache.num_free_blocks == num_free + 3
+    assert driver.cache.num_used_host_blocks == 0
+    assert driver.running == ["a"]
+
+
+def test_a_deadline_ends_all_answers_of_a_request_that_are_live(make_scheduler):
+    driver = make_scheduler(max_num_batched_tokens=8)
+    driver.add("a", 12, n=3, deadline_s=5.0)
+    driver.add("b", 12, n=3, deadline_s=7.0)
+    driver.step()
+    driver.now_s = 5.0
+    driver.step()
+    assert driver.outputs == [overdue("a"), overdue("a", 1), overdue("a", 2)]
+    driver.step(9, 0, 9)
+    driver.now_s = 7.0
+    assert driver.step() == []
+    assert driver.outputs == [overdue("b"), overdue("b", 2)]
+    assert driver.cache.num_free_blocks == 100
+
+
+def test_more_requests_than_may_wait_are_refused(make_scheduler):
+    driver = make_scheduler(max_num_seqs=1, max_num_queued_requests=2)
+    for name in "abc":
+        driver.add(name)
+    message = r"^2 sequences wait and max_num_queued_requests is 2; send the request again later$"
+    with pytest.raises(QueueFull, match=message):
+        driver.add("d")
+    assert driver.scheduler.admission.num_requests_refused == 1
+    assert driver.scheduler.admission.num_tokens_refused == 0
+    driver.step()
+    with pytest.raises(QueueFull):
+        driver.add("d")
+    driver.scheduler.finish("b", FinishReason.ABORT)
+    driver.add("d")
+    assert driver.waiting == ["c", "d"]
+
+
+def test_requests_that_find_a_place_do_not_wait(make_scheduler):
+    driver = make_scheduler(max_num_seqs=8, max_num_queued_requests=1)
+    for name in "abcdefghi":
+        driver.add(name)
+    with pytest.raises(QueueFull):
+        driver.add("j")
+
+
+def test_more_tokens_than_may_wait_are_refused_but_never_of_one_alone(make_scheduler):
+    driver = make_scheduler(max_num_seqs=1, max_num_queued_tokens=10)
+    driver.add("a", 5)
+    driver.step()
+    driver.add("b", 30)
+    message = (
+        r"^30 tokens wait, the prompt has 1 and max_num_queued_tokens is 10; "
+        r"send the request again later$"
+    )
+    with pytest.raises(QueueFull, match=message):
+        driver.add("c", 1)
+    assert driver.scheduler.admission.num_tokens_refused == 1
+    assert driver.scheduler.admission.num_requests_refused == 0
+    driver.scheduler.finish("b", FinishReason.ABORT)
+    driver.add("c", 5)
+    driver.add("d", 5)
+    with pytest.raises(QueueFull):
+        driver.add("e", 1)
+
+
+def test_what_is_refused_leaves_nothing_behind(make_scheduler):
+    driver = make_scheduler(num_blocks=4, max_num_seqs=2)
+    for error, options in (
+        (InvalidRequest, {"prompt": 0}),
+        (InvalidRequest, {"n": 3}),
+        (PromptTooLong, {"prompt": 16}),
+        (PromptTooLong, {"prompt": 12, "n": 2}),
+    ):
+        with pytest.raises(error):
+            driver.add("a", **options)
+    assert not driver.scheduler.has_unfinished
+    driver.add("a", 11, n=2)
+    assert driver.step() == [("a", 11, 2)]
+
+
+def test_more_answers_than_seats_are_refused(make_scheduler):
+    driver = make_scheduler(max_num_seqs=2)
+    message = r"^n is 3 but max_num_seqs is 2; lower it or raise max_num_seqs$"
+    with pytest.raises(InvalidRequest, match=message):
+        driver.add("a", n=3)
