@@ -22,12 +22,15 @@ Become = Callable[..., bool]
 PROMPT = [7001 + place for place in range(40)]
 
 
+REQUEST = {"input_ids": PROMPT, "max_tokens": 20_000, "ignore_eos": True}
+
+
 @pytest.fixture
-def stream(tiny_server: TritonServer) -> Any:
-    """Keep a request of 40 prompt tokens running; give the client it came from."""
+def stream(tiny_server: TritonServer, become: Become) -> Any:
+    """Keep one request of 40 prompt tokens running; give the client it came from."""
     with Client(tiny_server.grpc_url, timeout_s=60) as client:
-        request = {"input_ids": PROMPT, "max_tokens": 20_000, "ignore_eos": True}
-        with client.stream(**request) as deltas:
+        assert become(lambda: not client.inspect()["sequences"])
+        with client.stream(**REQUEST) as deltas:
             next(deltas)
             yield client
 
@@ -72,6 +75,20 @@ def test_the_command_draws_it(tiny_server: TritonServer, stream: Client) -> None
     assert lines[0] == "8,192 blocks of 16 tokens, 8 a cell"
     assert "1 running, first to last" in lines
     assert "0 waiting" in lines
+
+
+def test_two_streams_of_one_prompt_share_its_full_blocks(stream: Client) -> None:
+    with stream.stream(**REQUEST) as deltas:
+        next(deltas)
+        state = stream.inspect()
+    first, second = state["sequences"]
+    prefix = first["block_table"][:2]
+    assert second["block_table"][:2] == prefix
+    assert state["device"]["num_owners"] == {str(block): 2 for block in prefix}
+    assert set(state["device"]["hashes"]) >= {str(block) for block in prefix}
+    assert second["num_cached_tokens"] == 32
+    own = first["num_computed_tokens"] + second["num_computed_tokens"]
+    assert state["num_used_slots"] == own - 32
 
 
 def test_an_idle_engine_is_seen_and_its_prefix_stays_cached(
