@@ -75,9 +75,8 @@ class BatchBuilder:
 
     def build(self, output: SchedulerOutput) -> BatchInputs:
         """Return the inputs of one step, on the host; at least one sequence must be scheduled."""
-        scheduled = output.scheduled
-        sequences = [item.sequence for item in scheduled]
-        counts = np.array([item.num_scheduled_tokens for item in scheduled], np.int64)
+        sequences, each_count, draws = zip(*output.scheduled, strict=True)
+        counts = np.array(each_count, np.int64)
         firsts = np.array([sequence.num_computed_tokens for sequence in sequences], np.int64)
         ends = np.cumsum(counts)
         end = int(ends[-1])
@@ -86,17 +85,16 @@ class BatchBuilder:
         positions = self._positions[:end]
         lags = np.repeat(firsts - (ends - counts), counts)
         np.add(self._every_token[:end], lags, out=positions)
-        self._token_ids[:end] = _token_ids(scheduled)
+        self._token_ids[:end] = _token_ids(output.scheduled)
         seq_lens = firsts + counts
         rows = self._tables.place(
             [sequence.block_table for sequence in sequences], -(-seq_lens // self._block_size)
         )
         self._write_slots(np.repeat(rows, counts), positions)
-        num_draws = [len(item.draws) for item in scheduled]
         return BatchInputs(
             token_ids=torch.from_numpy(self._token_ids[:end]),
             positions=torch.from_numpy(positions),
-            logits_rows=torch.from_numpy(np.repeat(ends - 1, num_draws)),
+            logits_rows=torch.from_numpy(np.repeat(ends - 1, list(map(len, draws)))),
             attention=self._metadata(rows, counts, seq_lens),
         )
 

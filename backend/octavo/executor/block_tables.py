@@ -10,8 +10,9 @@ from collections.abc import Sequence as Rows
 import numpy as np
 import numpy.typing as npt
 
-#: Rows for tables that miss a step, so that they need not be read again when they return.
-_SPARE = 2
+#: Rows for each table of a step: some for tables that miss a step and come back unchanged, and so
+#: that rows of tables that are gone are looked for only now and then.
+_ROWS_PER_TABLE = 2
 
 
 class BlockTableRows:
@@ -26,7 +27,7 @@ class BlockTableRows:
     """
 
     def __init__(self, max_tables: int, max_blocks: int) -> None:
-        num_rows = _SPARE * max_tables
+        num_rows = _ROWS_PER_TABLE * max_tables
         self._blocks = np.zeros((num_rows, max_blocks), np.int32)
         self._num_filled = np.zeros(num_rows, np.int64)
         # The lists are held, so that no other list takes over the id of one that has a row.
@@ -43,10 +44,11 @@ class BlockTableRows:
             tables: those of one step, all of them different lists.
             num_blocks: [num_tables], at most the length of each table.
         """
-        found = [self._row_by_id.get(id(table), -1) for table in tables]
-        if -1 in found:
+        try:
+            found = self._find(tables)
+        except KeyError:
             self._add(tables)
-            found = [self._row_by_id[id(table)] for table in tables]
+            found = self._find(tables)
         rows = np.array(found, np.int64)
         for index in np.flatnonzero(self._num_filled[rows] < num_blocks):
             row, end = found[index], num_blocks[index]
@@ -64,6 +66,9 @@ class BlockTableRows:
     ) -> npt.NDArray[np.int32]:
         """Return one block for each pair of row and column."""
         return self._blocks[rows, columns]
+
+    def _find(self, tables: Rows[list[int]]) -> list[int]:
+        return list(map(self._row_by_id.__getitem__, map(id, tables)))
 
     def _add(self, tables: Rows[list[int]]) -> None:
         new = [table for table in tables if id(table) not in self._row_by_id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.cache.block_copies import BlockCopies, SwapIn
@@ -21,7 +22,12 @@ class CopyRate:
     latency_s: float
 
 
-def measure_copy_rate(transfers: BlockTransfers, num_blocks: int, bytes_per_block: int) -> CopyRate:
+def measure_copy_rate(
+    transfers: BlockTransfers,
+    num_blocks: int,
+    bytes_per_block: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CopyRate:
     """Time round trips of one block and of many.
 
     Mutates up to `num_blocks` host blocks, the first ones; device blocks hold what they held.
@@ -30,24 +36,25 @@ def measure_copy_rate(transfers: BlockTransfers, num_blocks: int, bytes_per_bloc
         transfers: nothing may be under way.
         num_blocks: blocks that both device and host have, at least 1.
         bytes_per_block: bytes of one.
+        clock: seconds.
     """
     num_blocks = max(1, min(num_blocks, _MOST_BYTES // bytes_per_block))
     num_bytes = num_blocks * bytes_per_block
-    bytes_per_s = 2 * num_bytes / _round_trip_s(transfers, num_blocks)
-    one_way_s = _round_trip_s(transfers, 1) / 2
+    bytes_per_s = 2 * num_bytes / _round_trip_s(transfers, num_blocks, clock)
+    one_way_s = _round_trip_s(transfers, 1, clock) / 2
     return CopyRate(bytes_per_s, max(0.0, one_way_s - bytes_per_block / bytes_per_s))
 
 
-def _round_trip_s(transfers: BlockTransfers, num_blocks: int) -> float:
+def _round_trip_s(transfers: BlockTransfers, num_blocks: int, clock: Callable[[], float]) -> float:
     """Return the seconds of the fastest round trip; the first only warms memory up."""
     pairs = tuple((block, block) for block in range(num_blocks))
     out, back = BlockCopies(swap_out=pairs), BlockCopies(swap_in=(SwapIn(0, pairs),))
     times_s = []
     for _ in range(1 + _NUM_ROUND_TRIPS):
-        started_s = time.perf_counter()
+        started_s = clock()
         transfers.start(out)
         transfers.start(back)
         transfers.wait()
-        times_s.append(time.perf_counter() - started_s)
+        times_s.append(clock() - started_s)
         transfers.arrived()
     return min(times_s[1:])
