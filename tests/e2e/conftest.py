@@ -136,13 +136,20 @@ def post() -> Callable[..., tuple[int, str]]:
 
 @pytest.fixture(scope="session")
 def metrics() -> Callable[[TritonServer], dict[str, float]]:
-    """Return a function that reads the engine's metrics by name, without the prefix."""
+    """Return a function that reads the engine's metrics by name, without the prefix.
+
+    Behind the name stands the value of a label that is neither the model nor its version.
+    """
 
     def read(server: TritonServer) -> dict[str, float]:
         with urllib.request.urlopen(server.metrics_url, timeout=10.0) as answer:
             lines = answer.read().decode()
-        found = re.findall(r"^octavo_(\w+)\{model=\"octavo\",version=\"1\"\} (\S+)$", lines, re.M)
-        return {name: float(value) for name, value in found}
+        found = {}
+        for name, labels, value in re.findall(r"^octavo_(\w+)\{(.*)\} (\S+)$", lines, re.M):
+            own = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+            assert (own.pop("model"), own.pop("version")) == ("octavo", "1")
+            found[" ".join([name, *own.values()])] = float(value)
+        return found
 
     return read
 

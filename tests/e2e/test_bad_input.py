@@ -65,7 +65,17 @@ PROMPTS: dict[str, tuple[dict[str, Any], str]] = {
 SAMPLING: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key": (sampling(temprature=1), "'temprature'; did you mean 'temperature'?"),
     "later key": (sampling(logprobs=1), "sampling parameter 'logprobs' is not supported yet"),
-    "scheduling key": (sampling(priority=1), "'priority' is not supported yet"),
+    "no answers": (sampling(n=0), "n is 0 but must be an integer from 1 to 128"),
+    "too many answers": (sampling(n=129), "n is 129 but must be an integer from 1 to 128"),
+    "more than run": (sampling(n=65), "n is 65 but max_num_seqs is 64; ask for fewer answers"),
+    "priority a word": (sampling(priority="high"), "priority is 'high' but must be an integer"),
+    "priority too high": (sampling(priority=2**31), "priority is 2147483648 but must be an int"),
+    "deadline zero": (sampling(deadline_ms=0), "deadline_ms is 0.0 but must be a number of mill"),
+    "deadline a word": (sampling(deadline_ms="soon"), "deadline_ms is 'soon' but must be a numb"),
+    "tenant a number": (sampling(tenant=5), "tenant is 5 but must be a string"),
+    "tenant too long": (sampling(tenant="x" * 257), "tenant has 257 characters but must have at"),
+    "salt a list": (sampling(cache_salt=["a"]), "cache_salt is ['a'] but must be a string"),
+    "salt too long": (sampling(cache_salt="x" * 257), "cache_salt has 257 characters but must"),
     "temperature NaN": (sampling(temperature=float("nan")), "temperature is nan but must be"),
     "temperature inf": (sampling(temperature=float("inf")), "temperature is inf but must be"),
     "temperature negative": (sampling(temperature=-0.1), "temperature is -0.1 but must be a num"),
@@ -91,7 +101,6 @@ SAMPLING: dict[str, tuple[dict[str, Any], str]] = {
     "deeply nested": (raw_sampling("[" * 100_000), "sampling_parameters is not valid JSON"),
     "huge number": (raw_sampling('{"seed": ' + "9" * 5000 + "}"), "sampling_parameters is not"),
     "later output": ({"text_input": "a", "return_logprobs": True}, "return_logprobs is not suppor"),
-    "later timing": ({"text_input": "a", "return_timing": True}, "return_timing is not supported"),
     "parameters not UTF-8": (raw_sampling(b"\xc3("), "sampling_parameters has byte 0xc3"),
 }
 #: Triton itself refuses these before the model sees them, and names no code.
@@ -166,16 +175,6 @@ def test_parameters_of_the_request_are_checked_like_the_tensor(
         stream.send({"text_input": "a"}, parameters={"top_k": "many"})
         error = refusal(stream)
     assert error.message() == "INVALID_ARG: top_k is 'many' but must be an integer"
-
-
-@pytest.mark.usefixtures("undisturbed")
-def test_protocol_timeout_is_refused_rather_than_ignored(
-    tiny_server: TritonServer, exchange: OpenExchange
-) -> None:
-    with exchange(tiny_server) as stream:
-        stream.send({"text_input": "a"}, timeout=1_000_000)
-        error = refusal(stream)
-    assert error.message().startswith("INVALID_ARG: the protocol's timeout is not supported yet")
 
 
 def test_megabyte_prompts_hold_up_no_other_request(

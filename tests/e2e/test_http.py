@@ -90,16 +90,17 @@ def test_documented_curl_of_the_vllm_backend_works(demo_server: TritonServer, po
     assert (status, json.loads(body)["text_output"]) == (200, PROMPT + ANSWER)
 
 
-def test_scheduling_keys_beside_the_tensor_are_refused_rather_than_ignored(
+def test_scheduling_keys_beside_the_tensor_are_checked(
     tiny_server: TritonServer, post: Post
 ) -> None:
-    request = {"text_input": "a", "sampling_parameters": "{}", "parameters": {"priority": 1}}
-    status, body = post(tiny_server, GENERATE, request)
+    parameters = {"priority": 1, "deadline_ms": 60_000, "tenant": "a", "cache_salt": "b"}
+    request = {"text_input": "a", "sampling_parameters": '{"max_tokens": 2}'}
+    status, _ = post(tiny_server, GENERATE, {**request, "parameters": parameters})
+    assert status == 200
+    status, body = post(tiny_server, GENERATE, {**request, "parameters": {"priority": "high"}})
     assert status == 400
-    assert (
-        json.loads(body)["error"]
-        == "INVALID_ARG: sampling parameter 'priority' is not supported yet"
-    )
+    error = json.loads(body)["error"]
+    assert error == "INVALID_ARG: priority is 'high' but must be an integer"
 
 
 @pytest.mark.parametrize(
@@ -108,9 +109,10 @@ def test_scheduling_keys_beside_the_tensor_are_refused_rather_than_ignored(
         ({"stream": False}, "the request has none of them but must have one of text_input"),
         ({"text_input": "a", "temperature": -1}, "temperature is -1"),
         ({"text_input": "a", "temprature": 1}, "did you mean 'temperature'?"),
-        ({"text_input": "a", "n": 2}, "sampling parameter 'n' is not supported yet"),
+        ({"text_input": "a", "n": 0}, "n is 0 but must be an integer from 1 to 128"),
+        ({"text_input": "a", "deadline_ms": -5}, "deadline_ms is -5.0 but must be a number"),
         ({"text_input": "a", "max_tokens": [1]}, "max_tokens"),
-        ({"text_input": "a", "timeout": 1000}, "timeout is not supported yet"),
+        ({"text_input": "a", "timeout": -1}, "timeout is -1 but must be microseconds from 0"),
         ({"text_input": ""}, "text_input is empty"),
         ({"messages": "no JSON"}, "messages is not valid JSON"),
         ({"input_ids": [1, 49152]}, "input_ids has 49152 at position 1"),
