@@ -94,7 +94,8 @@ class StreamTransfers:
 
     A block leaves only when the work that wrote it is done, the forward pass that may reuse it
     starts only when it has left, and it returns only when nothing queued before still reads or
-    writes the blocks that it comes to. Swap-ins are the only copies that no forward pass waits for.
+    writes the blocks that it comes to. No forward pass waits for a swap-in, unless a swap-out of a
+    later step is queued behind it.
 
     Args:
         compute: the stream of the forward passes.
