@@ -47,9 +47,10 @@ class KVCacheManager:
         """Prompt tokens that were looked up when their sequences were first admitted."""
         self.num_hit_tokens = 0
         """Those of them whose KV was found."""
-        self._caches = prefix_caching
         self._window = window
-        self._prefixes = PrefixCache(self.device_pool, self.host_pool, block_size, window)
+        self._prefixes = PrefixCache(
+            self.device_pool, self.host_pool, block_size, window, is_enabled=prefix_caching
+        )
         self._copies = PendingCopies()
         self._host = HostTier(self.host_pool, self._copies)
         self._restoring: set[Sequence] = set()
@@ -85,11 +86,7 @@ class KVCacheManager:
 
     def find_cached(self, sequence: Sequence) -> CachedPrefix:
         """Return what of the KV of a sequence without device blocks exists; changes no block."""
-        if sequence.host_table:
-            return self._prefixes.find_swapped(sequence, by_key=self._caches)
-        if self._caches:
-            return self._prefixes.find(sequence)
-        return CachedPrefix((), 0, 0, False)
+        return self._prefixes.find(sequence)
 
     def num_blocks_to_admit(self, sequence: Sequence, prefix: CachedPrefix, num_tokens: int) -> int:
         """Return how many free blocks it takes for `sequence` to hold `num_tokens` tokens."""
@@ -121,7 +118,7 @@ class KVCacheManager:
                 f"{sequence} is admitted with {current.num_free_used} blocks of "
                 f"{self.num_free_blocks} free ones"
             )
-        if self._caches and not sequence.num_preemptions:
+        if self._prefixes.is_enabled and not sequence.num_preemptions:
             self.num_query_tokens += sequence.num_prompt_tokens
             self.num_hit_tokens += prefix.num_tokens
             sequence.num_cached_tokens = prefix.num_tokens
@@ -167,8 +164,7 @@ class KVCacheManager:
 
     def announce(self, sequence: Sequence, num_tokens: int) -> None:
         """Say that this step computes its tokens up to `num_tokens`, until `pop_copies`."""
-        if self._caches:
-            self._prefixes.announce(sequence, num_tokens)
+        self._prefixes.announce(sequence, num_tokens)
 
     def publish(self, sequence: Sequence) -> None:
         """Offer computed full blocks to the prefix cache, and let go what no token sees any more.
@@ -177,9 +173,7 @@ class KVCacheManager:
         """
         num_full = sequence.num_computed_tokens // self.block_size
         if num_full > sequence.num_published_blocks:
-            if self._caches:
-                num_full = self._prefixes.publish(sequence, num_full)
-            sequence.num_published_blocks = num_full
+            sequence.num_published_blocks = self._prefixes.publish(sequence, num_full)
         if self._window is not None:
             self._release_unseen(sequence)
 
@@ -209,7 +203,7 @@ class KVCacheManager:
         """
         self._refuse_restoring(sequence, "swapped out")
         blocks = sequence.block_table[: self.num_blocks_for(sequence.num_computed_tokens)]
-        keys = sequence.block_keys[: sequence.num_published_blocks] if self._caches else []
+        keys = sequence.block_keys[: sequence.num_published_blocks]
         host_table = self._host.store(blocks, keys) if blocks else None
         if host_table is None:
             return False
@@ -245,19 +239,16 @@ class KVCacheManager:
             num_blocks = self.num_blocks_for(sequence.num_computed_tokens)
             if num_blocks > len(sequence.block_table or sequence.host_table):
                 raise EngineError(f"{sequence} has computed more than its blocks hold")
-        lost = self._restoring.difference(sequences)
-        if lost:
-            raise EngineError(f"sequences are lost while their blocks come back: {lost}")
+        if not self._restoring.issubset(sequences):
+            raise EngineError("sequences are lost while their blocks come back")
 
     def _take(self, count: int) -> list[int] | None:
         """Take device blocks; what was published in them goes to the host, if it has room."""
         taken = self.device_pool.take(count)
         if taken is None:
             return None
-        blocks, evicted = taken
-        if evicted:
-            self._host.keep(evicted)
-        return blocks
+        self._host.keep(taken[1])
+        return taken[0]
 
     def _use(self, sequence: Sequence, prefix: CachedPrefix) -> int | None:
         """Fill the table from the sources; return the id of a transfer if one is needed."""

@@ -42,11 +42,19 @@ class PrefixCache:
 
     Args:
         window: how many tokens back a token sees, itself included; None: all.
+        is_enabled: if not, no block is ever named, published or found by its name.
     """
 
     def __init__(
-        self, device: BlockPool, host: BlockPool, block_size: int, window: int | None
+        self,
+        device: BlockPool,
+        host: BlockPool,
+        block_size: int,
+        window: int | None,
+        *,
+        is_enabled: bool,
     ) -> None:
+        self.is_enabled = is_enabled
         self._device = device
         self._host = host
         self._block_size = block_size
@@ -71,8 +79,12 @@ class PrefixCache:
     def find(self, sequence: Sequence) -> CachedPrefix:
         """Return the longest prefix whose blocks are cached, as far as the next token sees them.
 
-        Extends `sequence.block_keys`.
+        Of a swapped sequence that is all it has computed. Extends `sequence.block_keys`.
         """
+        if sequence.host_table:
+            return self._prefix(self._find_swapped(sequence), sequence.num_computed_tokens, False)
+        if not self.is_enabled:
+            return CachedPrefix((), 0, 0, False)
         # The last known token is always computed: its logits are needed.
         limit = (sequence.num_tokens - 1) // self._block_size
         if self._window is None:
@@ -87,27 +99,14 @@ class PrefixCache:
         )
         return self._prefix(sources, num_full * self._block_size, is_computing)
 
-    def find_swapped(self, sequence: Sequence, *, by_key: bool) -> CachedPrefix:
-        """Return where the KV of a swapped sequence lies: all that was computed.
-
-        With `by_key`, full blocks that are still on the device are taken from there.
-        """
-        num_full = sequence.num_computed_tokens // self._block_size
-        keys = self.keys(sequence, num_full) if by_key else []
-        sources = []
-        for index, host in enumerate(sequence.host_table):
-            device = None
-            if by_key and index < num_full and host != NO_BLOCK:
-                device = self._device.find(keys[index])
-            sources.append(CachedBlock(host=host) if device is None else CachedBlock(device))
-        return self._prefix(sources, sequence.num_computed_tokens, False)
-
     def publish(self, sequence: Sequence, num_full: int) -> int:
         """Publish its first full blocks; return how many have been offered by now.
 
         Of two sequences that computed the same block, the first one's stands; the other keeps its
         own to itself.
         """
+        if not self.is_enabled:
+            return num_full
         keys = self.keys(sequence, num_full)
         for index in range(sequence.num_published_blocks, num_full):
             block, key = sequence.block_table[index], keys[index]
@@ -120,6 +119,8 @@ class PrefixCache:
 
     def announce(self, sequence: Sequence, num_tokens: int) -> None:
         """Remember that the full blocks up to `num_tokens` are being computed."""
+        if not self.is_enabled:
+            return
         first = sequence.num_computed_tokens // self._block_size
         count = num_tokens // self._block_size
         if first < count:
@@ -175,3 +176,14 @@ class PrefixCache:
             if index <= self.first_visible(end * self._block_size):
                 break
         return [CachedBlock()] * (end - len(run)) + run[::-1]
+
+    def _find_swapped(self, sequence: Sequence) -> list[CachedBlock]:
+        """Return where the blocks are that it computed: some may still be on the device."""
+        num_full = sequence.num_computed_tokens // self._block_size
+        keys = self.keys(sequence, num_full)[:num_full] if self.is_enabled else []
+        sources = [CachedBlock(host=host) for host in sequence.host_table]
+        for index, key in enumerate(keys):
+            device = self._device.find(key)
+            if device is not None and sources[index].host != NO_BLOCK:
+                sources[index] = CachedBlock(device)
+        return sources

@@ -1,0 +1,154 @@
+"""Time the block pool's operations in pools of a thousand, a hundred thousand and a million blocks.
+
+    python benchmarks/block_pool.py [--repeats 41] [--warm]
+
+Prints microseconds a block, the median over batches of 64 blocks, and the ratio of the largest pool
+to the smallest. All pools take turns in one run. Before each batch the processor's caches are swept,
+as the forward pass between two steps does: else the small pool alone would lie in them, and the
+ratio would tell the speed of memory. `--warm` leaves the sweep out, to show just that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from octavo.cache.block_hash import BlockKey
+from octavo.cache.block_pool import BlockPool
+
+SIZES = (1_000, 100_000, 1_000_000)
+BATCH = 64
+#: More than the last-level cache of common servers.
+SWEPT = np.zeros(128 * 2**20, np.uint8)
+
+
+def new_keys(count: int) -> list[BlockKey]:
+    return [BlockKey(os.urandom(32), os.urandom(96)) for _ in range(count)]
+
+
+def copy_of(key: BlockKey) -> BlockKey:
+    """Make an equal key of other objects, as a lookup has it."""
+    return BlockKey(bytes(bytearray(key.hash)), bytes(bytearray(key.content)))
+
+
+class Bench:
+    """Two full-size pools: one of plain blocks, one of published blocks, both freed at random.
+
+    Each operation prepares its batch and returns what is to be timed.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.random = random.Random(0)
+        self.plain = BlockPool(num_blocks)
+        taken = self.plain.take(num_blocks)
+        assert taken is not None
+        self.random.shuffle(taken[0])
+        self.plain.release(taken[0])
+
+        self.cached = BlockPool(num_blocks)
+        num_chains = num_blocks // BATCH
+        self.chains = [self.publish(new_keys(BATCH)) for _ in range(num_chains)]
+        self.random.shuffle(self.chains)
+        for chain in self.chains:
+            self.cached.release(reversed(chain))
+        rest = self.publish(new_keys(num_blocks - num_chains * BATCH))
+        self.cached.release(rest)
+
+    def publish(self, keys: list[BlockKey]) -> list[int]:
+        """Take blocks that become those of new content; others are evicted."""
+        taken = self.cached.take(len(keys))
+        assert taken is not None
+        for block, key in zip(taken[0], keys, strict=True):
+            self.cached.publish(block, key)
+        return taken[0]
+
+    def take(self) -> Callable[[], object]:
+        """Take unpublished blocks."""
+        return lambda: self.plain.take(BATCH)
+
+    def release(self) -> Callable[[], object]:
+        """Give back what `take` took."""
+        held = [block for block in range(self.plain.num_blocks) if self.plain.ref_count(block)]
+        self.random.shuffle(held)
+        return lambda: self.plain.release(held)
+
+    def share_release(self) -> Callable[[], object]:
+        """Use and give back a published prefix that was free."""
+        chain, pool = self.random.choice(self.chains), self.cached
+
+        def run() -> None:
+            for block in chain:
+                pool.share(block)
+            pool.release(reversed(chain))
+
+        return run
+
+    def publish_evict(self) -> Callable[[], object]:
+        """Take, publish and release; what was published in the blocks before is evicted."""
+        keys = new_keys(BATCH)
+        return lambda: self.cached.release(reversed(self.publish(keys)))
+
+    def find_hit(self) -> Callable[[], object]:
+        """Look up a prefix, block by block."""
+        known = [self.cached.key_of(block) for block in self.random.choice(self.chains)]
+        return self._find([copy_of(key) for key in known if key is not None])
+
+    def find_miss(self) -> Callable[[], object]:
+        """Look up what was never published."""
+        return self._find(new_keys(BATCH))
+
+    def _find(self, keys: list[BlockKey]) -> Callable[[], object]:
+        find = self.cached.find
+        return lambda: [find(key) for key in keys]
+
+
+OPERATIONS = {
+    "take": Bench.take,
+    "release": Bench.release,
+    "share + release": Bench.share_release,
+    "publish + evict": Bench.publish_evict,
+    "find hit": Bench.find_hit,
+    "find miss": Bench.find_miss,
+}
+
+
+def measure(run: Callable[[], object], sweep: bool) -> float:
+    """Return microseconds a block."""
+    if sweep:
+        np.add(SWEPT, 1, out=SWEPT)
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1e6 / BATCH
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=41)
+    parser.add_argument("--warm", action="store_true")
+    options = parser.parse_args()
+
+    benches = {size: Bench(size) for size in SIZES}
+    times: dict[str, dict[int, list[float]]] = {
+        name: {size: [] for size in SIZES} for name in OPERATIONS
+    }
+    for _ in range(options.repeats):
+        for name, prepare in OPERATIONS.items():
+            for size, bench in benches.items():
+                run = prepare(bench)
+                times[name][size].append(measure(run, sweep=not options.warm))
+
+    print(f"{'µs a block':16}" + "".join(f"{size:>12,}" for size in SIZES) + f"{'ratio':>8}")
+    for name, by_size in times.items():
+        medians = [statistics.median(by_size[size]) for size in SIZES]
+        cells = "".join(f"{median:12.3f}" for median in medians)
+        print(f"{name:16}{cells}{medians[-1] / medians[0]:8.2f}")
+
+
+if __name__ == "__main__":
+    main()
