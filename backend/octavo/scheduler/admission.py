@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
-from octavo.cache.kv_cache_manager import CachedPrefix, KVCacheManager
+from octavo.cache.kv_cache_manager import KVCacheManager
+from octavo.cache.prefix_cache import CachedPrefix
 from octavo.errors import InvalidRequest, PromptTooLong, QueueFull
 from octavo.scheduler.seating import Seating
 from octavo.scheduler.waiting_queue import WaitingQueue
