@@ -176,19 +176,23 @@ def test_integrity_finds_wrong_owners(pool, owned, message):
 
 
 def damage_link(pool: BlockPool) -> None:
-    pool._next[3] = 3
+    pool._nodes[4 * 3] = 3
 
 
 def damage_back_link(pool: BlockPool) -> None:
-    pool._previous[1] = 3
+    pool._nodes[4 * 1 + 1] = 3
 
 
 def damage_order(pool: BlockPool) -> None:
-    pool._keys[1] = None
+    pool._nodes[4 * 1 + 3] = 0
 
 
 def damage_count(pool: BlockPool) -> None:
     pool.num_free = 3
+
+
+def damage_key(pool: BlockPool) -> None:
+    pool._keys[0] = None
 
 
 def damage_index(pool: BlockPool) -> None:
@@ -202,6 +206,7 @@ def damage_index(pool: BlockPool) -> None:
         (damage_back_link, "broken at block 1"),
         (damage_order, "published blocks go out before others"),
         (damage_count, "3 blocks are counted free and 3 cached, but 4 and 3 are"),
+        (damage_key, r"published blocks are marked \[True, True, True, False\] but have keys"),
         (damage_index, r"differ in \[\(b'a', 0\), \(b'a', 1\)\]"),
     ],
 )

@@ -32,11 +32,16 @@ class BlockPool:
         """Blocks that nobody holds, published ones included."""
         self.num_cached = 0
         """Published blocks that nobody holds."""
-        # Arrays of plain integers: lists of a million objects would miss the processor's caches.
-        # The list is closed to a ring by the number after the last block.
-        self._refs = array("i", bytes(4 * num_blocks))
-        self._next = array("i", [*range(1, num_blocks + 1), 0])
-        self._previous = array("i", [num_blocks, *range(num_blocks)])
+        # What is kept of block b lies together, in one line of the processor's caches, for in a
+        # large pool each block is far from the last one:
+        #
+        #     4 b       4 b + 1        4 b + 2      4 b + 3
+        #     next      previous       references   is published
+        #
+        # The number after the last block closes the list of free blocks to a ring.
+        self._nodes = array("i", bytes(16 * (num_blocks + 1)))
+        self._nodes[::4] = array("i", [*range(1, num_blocks + 1), 0])
+        self._nodes[1::4] = array("i", [num_blocks, *range(num_blocks)])
         self._keys: list[BlockKey | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
 
@@ -48,22 +53,19 @@ class BlockPool:
         """
         if count > self.num_free:
             return None
-        ring = self.num_blocks
-        following, refs, keys = self._next, self._refs, self._keys
+        nodes, ring = self._nodes, self.num_blocks
         blocks: list[int] = []
         evicted: list[tuple[int, BlockKey]] = []
-        block = following[ring]
+        block = nodes[4 * ring]
         for _ in range(count):
             blocks.append(block)
-            refs[block] = 1
-            key = keys[block]
-            if key is not None:
-                evicted.append((block, key))
-                keys[block] = None
-                del self._index[key.hash]
-            block = following[block]
-        following[ring] = block
-        self._previous[block] = ring
+            node = 4 * block
+            nodes[node + 2] = 1
+            if nodes[node + 3]:
+                evicted.append((block, self._withdraw(block)))
+            block = nodes[node]
+        nodes[4 * ring] = block
+        nodes[4 * block + 1] = ring
         self.num_free -= count
         self.num_cached -= len(evicted)
         return blocks, evicted
@@ -73,12 +75,12 @@ class BlockPool:
         if self.ref_count(block) == 0:
             if self.key_of(block) is None:
                 raise EngineError(f"block {block} is shared but nobody holds or published it")
-            before, after = self._previous[block], self._next[block]
-            self._next[before] = after
-            self._previous[after] = before
+            before, after = self._nodes[4 * block + 1], self._nodes[4 * block]
+            self._nodes[4 * before] = after
+            self._nodes[4 * after + 1] = before
             self.num_free -= 1
             self.num_cached -= 1
-        self._refs[block] += 1
+        self._nodes[4 * block + 2] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
         """Drop one reference to each; a block that loses its last one is free.
@@ -86,22 +88,22 @@ class BlockPool:
         Of blocks released together the first is handed out again first among published ones, and
         last among the others, which go out before all published ones.
         """
-        refs, ring = self._refs, self.num_blocks
-        following, previous = self._next, self._previous
+        nodes, ring = self._nodes, self.num_blocks
         for block in blocks:
-            count = self.ref_count(block)
+            node = 4 * block
+            count = nodes[node + 2] if 0 <= block < ring else 0
             if count == 0:
                 raise EngineError(f"block {block} is released but nobody holds it")
-            refs[block] = count - 1
+            nodes[node + 2] = count - 1
             if count > 1:
                 continue
-            if self._keys[block] is None:
-                before, after = ring, following[ring]
-            else:
-                before, after = previous[ring], ring
+            if nodes[node + 3]:
+                before, after = nodes[4 * ring + 1], ring
                 self.num_cached += 1
-            following[before] = previous[after] = block
-            previous[block], following[block] = before, after
+            else:
+                before, after = ring, nodes[4 * ring]
+            nodes[4 * before] = nodes[4 * after + 1] = block
+            nodes[node], nodes[node + 1] = after, before
             self.num_free += 1
 
     def publish(self, block: int, key: BlockKey) -> bool:
@@ -118,6 +120,7 @@ class BlockPool:
         if self._index.setdefault(key.hash, block) != block:
             return False
         self._keys[block] = key
+        self._nodes[4 * block + 3] = 1
         return True
 
     def find(self, key: BlockKey) -> int | None:
@@ -131,7 +134,7 @@ class BlockPool:
 
     def ref_count(self, block: int) -> int:
         """Return how many references a block has; 0 for what is not a block."""
-        return self._refs[block] if 0 <= block < self.num_blocks else 0
+        return self._nodes[4 * block + 2] if 0 <= block < self.num_blocks else 0
 
     def key_of(self, block: int) -> BlockKey | None:
         """Return the key a block is published under; None if it is not, or is not a block."""
@@ -139,10 +142,10 @@ class BlockPool:
 
     def free_blocks(self) -> Iterator[int]:
         """Iterate over free blocks in the order in which they are handed out."""
-        block = self._next[self.num_blocks]
+        block = self._nodes[4 * self.num_blocks]
         while block != self.num_blocks:
             yield block
-            block = self._next[block]
+            block = self._nodes[4 * block]
 
     def check_integrity(self, owned: Iterable[int]) -> None:
         """Recount everything against the references that `owned` lists, one entry each.
@@ -155,7 +158,7 @@ class BlockPool:
         unknown = sorted(block for block in claims if not 0 <= block < self.num_blocks)
         if unknown:
             raise EngineError(f"{unknown} are owned but blocks go from 0 to {self.num_blocks - 1}")
-        counts = {block: count for block, count in enumerate(self._refs) if count}
+        counts = {block: count for block, count in enumerate(self._nodes[2::4]) if count}
         wrong = {
             block: (counts.get(block, 0), claims[block])
             for block in sorted(counts.keys() | claims.keys())
@@ -166,18 +169,26 @@ class BlockPool:
         self._check_free_list()
         self._check_index()
 
+    def _withdraw(self, block: int) -> BlockKey:
+        key = self._keys[block]
+        assert key is not None, f"block {block} is marked as published"
+        self._keys[block] = None
+        self._nodes[4 * block + 3] = 0
+        del self._index[key.hash]
+        return key
+
     def _check_free_list(self) -> None:
-        free = {block for block, count in enumerate(self._refs) if not count}
+        free = {block for block in range(self.num_blocks) if not self.ref_count(block)}
         listed: list[int] = []
         before = self.num_blocks
         for block in self.free_blocks():
-            if self._previous[block] != before or len(listed) == len(free):
+            if self._nodes[4 * block + 1] != before or len(listed) == len(free):
                 raise EngineError(f"the list of free blocks is broken at block {block}")
             listed.append(block)
             before = block
-        if self._previous[self.num_blocks] != before or set(listed) != free:
+        if self._nodes[4 * self.num_blocks + 1] != before or set(listed) != free:
             raise EngineError(f"blocks {sorted(free)} are free but {sorted(listed)} are listed")
-        cached = [self._keys[block] is not None for block in listed]
+        cached = [bool(self._nodes[4 * block + 3]) for block in listed]
         if cached != sorted(cached):
             raise EngineError(f"published blocks go out before others in {listed}: {cached}")
         if (self.num_free, self.num_cached) != (len(listed), sum(cached)):
@@ -187,6 +198,9 @@ class BlockPool:
             )
 
     def _check_index(self) -> None:
+        marked = [bool(mark) for mark in self._nodes[3:-1:4]]
+        if marked != [key is not None for key in self._keys]:
+            raise EngineError(f"published blocks are marked {marked} but have keys {self._keys}")
         keyed = {key.hash: block for block, key in enumerate(self._keys) if key is not None}
         if keyed != self._index:
             wrong = sorted(set(keyed.items()) ^ set(self._index.items()))

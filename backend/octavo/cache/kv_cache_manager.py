@@ -264,9 +264,8 @@ class KVCacheManager:
         targets = self._take(len(hosts))
         assert targets is not None, "room was counted before"
         own = iter(targets)
-        sequence.block_table = [
-            device if host == NO_BLOCK else next(own) for device, host in prefix.sources
-        ]
+        table = [device if host == NO_BLOCK else next(own) for device, host in prefix.sources]
+        sequence.block_table = table
         if not hosts:
             self._release_host(sequence)
             return None
