@@ -1,0 +1,78 @@
+"""Offline generation: several answers a prompt, scheduling parameters, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo import LLM, SamplingParams, SchedulingParams
+from octavo.errors import InvalidRequest, QueueFull
+from octavo.request import FinishReason
+
+PROMPT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12,"
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoints):
+    return LLM(
+        str(checkpoints["demo"]),
+        max_model_len=512,
+        num_kv_blocks=64,
+        max_num_seqs=4,
+        max_num_queued_requests=3,
+        cpu_threads=1,
+    )
+
+
+def test_each_prompt_has_n_answers_of_which_the_first_is_that_of_n_1(llm):
+    params = SamplingParams(n=3, seed=5, max_tokens=6, ignore_eos=True)
+    completions = llm.generate(["Water boils at", PROMPT], params)
+    for completion in completions:
+        assert len(completion.answers) == 3
+        assert [len(answer.token_ids) for answer in completion.answers] == [6, 6, 6]
+        first = completion.answers[0]
+        assert (completion.text, completion.token_ids) == (first.text, first.token_ids)
+        assert completion.finish_reason is FinishReason.LENGTH
+    alone = llm.generate(PROMPT, SamplingParams(seed=5, max_tokens=6, ignore_eos=True))
+    assert alone[0].token_ids == completions[1].token_ids
+
+
+def test_a_stop_string_ends_its_own_answer_alone(llm):
+    params = SamplingParams(temperature=0, max_tokens=12)
+    (whole,) = llm.generate(PROMPT, params)
+    assert whole.text == " 13, 14, 15,"
+    params = SamplingParams(n=2, temperature=0, max_tokens=12, stop="14")
+    (stopped,) = llm.generate(PROMPT, params)
+    for answer in stopped.answers:
+        assert (answer.text, answer.finish_reason) == (" 13, ", FinishReason.STOP)
+        assert answer.timing.decode_s > 0.0
+
+
+def test_salts_keep_caches_apart(llm):
+    params = SamplingParams(max_tokens=1)
+    cached = [
+        llm.generate(PROMPT, params, SchedulingParams(cache_salt=salt))[0].answers[0].timing
+        for salt in ("mine", "other", "mine")
+    ]
+    assert [timing.num_cached_tokens for timing in cached] == [0, 0, 32]
+
+
+def test_a_deadline_ends_an_answer_with_what_it_has(llm):
+    params = SamplingParams(max_tokens=400, ignore_eos=True)
+    plans = [SchedulingParams(deadline_ms=0.001), SchedulingParams(deadline_ms=1000)]
+    late, partial = llm.generate([PROMPT, PROMPT], params, plans)
+    assert (late.text, late.finish_reason) == ("", FinishReason.DEADLINE)
+    assert partial.finish_reason is FinishReason.DEADLINE
+    assert 0 < len(partial.token_ids) < 400
+
+
+def test_what_is_refused_leaves_nothing_behind(llm):
+    with pytest.raises(InvalidRequest, match=r"^2 prompts have 3 sampling parameters$"):
+        llm.generate(["a", "b"], [SamplingParams()] * 3)
+    with pytest.raises(InvalidRequest, match=r"^1 prompts have 2 scheduling parameters$"):
+        llm.generate("a", None, [SchedulingParams()] * 2)
+    with pytest.raises(InvalidRequest, match="max_num_seqs"):
+        llm.generate(["a", "b"], SamplingParams(n=5))
+    with pytest.raises(QueueFull, match="max_num_queued_requests"):
+        llm.generate(["a"] * 9)
+    assert not llm.engine.has_unfinished
+    llm.engine.check_integrity()
