@@ -152,12 +152,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_preempted(self, output: SchedulerOutput, before: dict[Sequence, list[int]]):
         for sequence in output.preempted:
-            type(self).happened[sequence.status.value] += 1
             assert sequence.token_ids == before[sequence]
-            assert sequence.status in (WAITING, SWAPPED)
+            if sequence.status in (WAITING, SWAPPED):
+                type(self).happened[sequence.status.value] += 1
+            else:
+                assert self.caches, "only who finds its KV in the cache may come back at once"
             for item in output.scheduled:
-                assert item.sequence is not sequence
-                if self.policy != "fair":
+                if self.policy != "fair" and item.sequence is not sequence:
                     assert self.rank(item.sequence) < self.rank(sequence)
 
     def check_results(self, output, rows, before):
@@ -176,6 +177,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.ends[result.request_id, result.index] += result.finish_reason is not None
         type(self).happened["forks"] += sum(fork.index > 0 for fork in output.sampling)
         type(self).happened["copies"] += len(output.copies.copies)
+        type(self).happened["restored"] += len(output.copies.swap_in)
 
     def expect(self, sequence: Sequence) -> FinishReason | None:
         if sequence.token_ids[-1] == EOS:
@@ -189,7 +191,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(pick=picks)
     def arrive(self, pick):
         transfer_ids = list(self.scheduler.restoring)
-        type(self).happened["arrivals"] += 1
         self.driver.arrive(transfer_ids[pick % len(transfer_ids)])
 
     @precondition(lambda self: self.arrivals)
@@ -265,7 +266,7 @@ def test_every_random_history_keeps_the_promises(policy, make_scheduler):
         happened: ClassVar[Counter[str]] = Counter()
 
     Machine.policy = policy
-    run_state_machine_as_test(Machine, settings=settings(max_examples=150, stateful_step_count=50))
-    assert Machine.num_steps >= 5_000
-    kinds = ("waiting", "swapped", "arrivals", "forks", "copies", "hit tokens")
-    assert all(Machine.happened[kind] > 50 for kind in kinds), Machine.happened
+    run_state_machine_as_test(Machine, settings=settings(max_examples=200, stateful_step_count=50))
+    assert Machine.num_steps >= 6_000
+    kinds = ("waiting", "swapped", "restored", "forks", "copies", "hit tokens")
+    assert all(Machine.happened[kind] > 10 for kind in kinds), Machine.happened
