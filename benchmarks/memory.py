@@ -12,6 +12,7 @@ token budget of a step, not memory, keeps requests waiting; memory is full from 
 that leaves some waiting though it could compute more.
 
 The second table plays 8 requests of 256 prompt and 256 output tokens in blocks for one and a half.
+With prefix caching, the blocks that are swapped out include those evicted to the host.
 """
 
 from __future__ import annotations

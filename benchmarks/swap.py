@@ -3,10 +3,10 @@
     python benchmarks/swap.py
 
 Runs the demo model twice in this process, once always swapping and once always recomputing. A
-sequence of each length is preempted, alone, and comes back; its next token's time, less that of an
-ordinary decode step, is what the preemption cost. Both sides take turns, and the medians stand
-beside what `PreemptionCosts` says for the same blocks and tokens, with the rates that the engine
-measured when it started. No prefix caching: what is recomputed is not found again.
+sequence of about each length is preempted, alone, and comes back; its next token's time, less that
+of the decode steps before it, is what the preemption cost. Both sides take turns, and the medians
+stand beside what `PreemptionCosts` says for the same blocks and tokens, with the rates that the
+engine measured when it started. No prefix caching: what is recomputed is not found again.
 
 A context during which other processes took more than 5 % of the CPU is measured again, up to 3
 times, and marked if it never was quiet.
@@ -29,11 +29,12 @@ from quiet import quietly
 from octavo.engine import Engine
 from octavo.scheduler.preemption import PreemptionCosts
 
-CONTEXTS = (16, 64, 256, 512, 1024, 2048, 4096)
+CONTEXTS = (64, 256, 512, 1024, 2048, 4096)
 MODES = ("swap", "recompute")
 BLOCK_SIZE = 16
 HOST_BYTES = 256 << 20
-NUM_DECODE_STEPS = 8
+NUM_DECODE_STEPS = 5
+"""Before each preemption; the context grows by as many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Comparison:
 
 
 @click.command()
-@click.option("--runs", default=3, show_default=True, help="Preemptions of each kind a context.")
+@click.option("--runs", default=5, show_default=True, help="Preemptions of each kind a context.")
 @click.option("--threads", type=int, help="CPU threads; by default all.")
 @click.option("--longest", default=max(CONTEXTS), show_default=True, help="Longest context.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
@@ -100,17 +101,18 @@ def compare(
 
 def time_preemptions(engines: dict[str, Engine], context: int, runs: int) -> dict[str, list[float]]:
     """Return what each preemption cost, in seconds, by mode."""
-    prompt = draw_prompt(np.random.default_rng(context), context - NUM_DECODE_STEPS)
-    decode_s: dict[str, float] = {}
-    for mode, engine in engines.items():
-        engine.add(make_request(prompt, NUM_DECODE_STEPS + runs + 2))
+    num_grown = runs * (NUM_DECODE_STEPS + 1)
+    num_prompt = max(1, context - num_grown // 2)
+    prompt = draw_prompt(np.random.default_rng(context), num_prompt)
+    for engine in engines.values():
+        engine.add(make_request(prompt, num_grown + 2))
         time_token(engine)
-        decode_s[mode] = statistics.median(time_token(engine) for _ in range(NUM_DECODE_STEPS))
     times_s: dict[str, list[float]] = {mode: [] for mode in MODES}
     for _, mode in itertools.product(range(runs), MODES):
-        scheduler = engines[mode].scheduler
-        scheduler.preempt(scheduler.running[0], time.monotonic())
-        times_s[mode].append(time_token(engines[mode]) - decode_s[mode])
+        engine = engines[mode]
+        usual_s = statistics.median(time_token(engine) for _ in range(NUM_DECODE_STEPS))
+        engine.scheduler.preempt(engine.scheduler.running[0], time.monotonic())
+        times_s[mode].append(time_token(engine) - usual_s)
     for engine in engines.values():
         while engine.has_unfinished:
             engine.step()
