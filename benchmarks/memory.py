@@ -85,7 +85,13 @@ class Pressure:
 
 @click.command()
 @click.option("--requests", default=1024, show_default=True)
-@click.option("--blocks", default=1024, show_default=True, help="Device blocks of 16 slots.")
+@click.option(
+    "--blocks",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(min=max(RESERVED_TOKENS) // BLOCK_SIZE),
+    help="Device blocks of 16 slots.",
+)
 @click.option("--seed", default=0, show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
 def main(requests: int, blocks: int, seed: int, json_path: Path | None) -> None:
@@ -139,6 +145,10 @@ def measure(kind: str, scheduler: Scheduler, jobs: list[Job], num_slots: int) ->
     first = next(i for i, step in enumerate(steps) if not step.has_spent_budget)
     waited = [step for step in steps if step.num_waiting]
     full = [step for step in steps[first:] if step.num_waiting]
+    if not full:
+        raise click.ClickException(
+            f"memory was never full with {len(jobs)} requests; raise --requests or lower --blocks"
+        )
     num_held = sum(step.num_held_slots for step in steps)
     return Usage(
         kind,
