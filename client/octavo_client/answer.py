@@ -6,7 +6,7 @@ Knows nothing of tensors or gRPC.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class Completion:
     """All n, in the order of their `index`."""
     num_input_tokens: int
     """Tokens of the prompt."""
-    timing: Timing | None = None
-    """None if the server sent none."""
+    timing: Timing | None = field(default=None, compare=False)
+    """None if the server sent none; completions of the same answers are equal whatever it is."""
 
     @property
     def text(self) -> str:

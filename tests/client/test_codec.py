@@ -136,7 +136,8 @@ def test_deltas_join_to_a_completion():
         Delta("b", (2, 3), "stop", 7, 2, timing=timing),
     ]
     completion = Completion.from_deltas(deltas)
-    assert completion == Completion((Answer("ab", (1, 2, 3), "stop", 3),), 7, timing)
+    assert completion == Completion((Answer("ab", (1, 2, 3), "stop", 3),), 7)
+    assert completion.timing == timing
 
 
 def test_deltas_of_several_answers_join_to_each_and_the_first_stands_by_itself():
