@@ -1,7 +1,9 @@
-"""Models for the engine's tests: tiny random checkpoints of each family, and the demo model."""
+"""Models for the engine's tests, and engines over them that count what happens on the way."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from octavo.config import EngineConfig
-from octavo.engine import Engine
+from octavo.engine import Engine, Runner
+from octavo.executor.model_runner import ModelRunner
 from octavo.local.demo_model import demo_checkpoint
 from octavo.request import Request, TokenOutput
 from octavo.sampling_params import SamplingParams
+from octavo.scheduler.output import SchedulerOutput
+from octavo.sequence import NO_BLOCK, Sequence
+
+Trace = list[tuple[int, float]]
+"""(token id, log-probability) of each output token, to compare to the bit."""
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _SHAPE = {
@@ -50,50 +58,136 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
+class CountingRunner:
+    """A runner that counts what the engine has it do, and may seem to have fewer blocks."""
+
+    def __init__(self, runner: Runner, num_blocks: int, num_host_blocks: int) -> None:
+        assert num_blocks <= runner.num_blocks
+        assert num_host_blocks <= runner.num_host_blocks
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.vocab_size = runner.vocab_size
+        self.eos_token_ids = runner.eos_token_ids
+        self.max_model_len = runner.max_model_len
+        self.window = runner.window
+        self.costs = runner.costs
+        self.counts: Counter[str] = Counter()
+        self.last = SchedulerOutput(())
+        self._runner = runner
+
+    def execute(self, output: SchedulerOutput) -> torch.Tensor:
+        counts, copies = self.counts, output.copies
+        counts["most rows"] = max(counts["most rows"], len(output.scheduled))
+        counts["chunks"] += sum(not item.draws for item in output.scheduled)
+        counts["forks"] += sum(len(item.draws) > 1 for item in output.scheduled)
+        counts["blocks out"] += len(copies.swap_out)
+        counts["blocks copied"] += len(copies.copies)
+        counts["swap-ins"] += len(copies.swap_in)
+        self.last = output
+        logits = self._runner.execute(output)
+        self.after_execute(output)
+        return logits
+
+    def after_execute(self, output: SchedulerOutput) -> None:
+        """Do nothing; a test may set something else."""
+
+    def arrived(self) -> tuple[int, ...]:
+        return self._runner.arrived()
+
+
 class EngineDriver:
-    """Runs an engine to the end and checks that nothing leaks."""
+    """Runs an engine to the end, counts what happens and checks that nothing leaks."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.outputs: dict[str, list[TokenOutput]] = {}
+    def __init__(self, config: EngineConfig, runner: CountingRunner) -> None:
+        self.engine = Engine(config, runner)
+        self.scheduler = self.engine.scheduler
+        self.counts = runner.counts
+        self.outputs: dict[tuple[str, int], list[TokenOutput]] = {}
+        self.requests: dict[str, Request] = {}
+        self.aborted: set[str] = set()
+        self.runner = runner
 
-    def add(self, name: str, prompt: list[int], params: SamplingParams) -> None:
+    def add(self, name: str, prompt: list[int], params: SamplingParams, **fields: Any) -> None:
         info = self.engine.info
         resolved = params.resolve(len(prompt), info.max_num_tokens, info.default_max_tokens)
-        self.engine.add(Request(name, tuple(prompt), resolved))
-        self.outputs[name] = []
+        self.requests[name] = Request(name, tuple(prompt), resolved, **fields)
+        self.engine.add(self.requests[name])
+        for index in range(resolved.n):
+            self.outputs[name, index] = []
+
+    def add_all(self, asks: list[tuple[list[int], SamplingParams]], prefix: str = "") -> None:
+        for index, (prompt, params) in enumerate(asks):
+            self.add(f"{prefix}{index}", prompt, params)
+
+    def abort(self, name: str) -> None:
+        self.engine.abort(name)
+        self.aborted.add(name)
 
     def step(self) -> None:
         for output in self.engine.step().outputs:
-            self.outputs[output.request_id].append(output)
+            self.outputs[output.request_id, output.index].append(output)
+        self._count()
         self.engine.check_integrity()
 
-    def run(self) -> None:
+    def run(self, between_steps: Callable[[], None] = lambda: None) -> None:
+        """Step until nothing is left, then check that no block is."""
         while self.engine.has_unfinished:
             self.step()
+            between_steps()
+        self.engine.check_integrity()
         stats = self.engine.stats()
         assert stats.num_free_blocks == stats.num_blocks
+        assert stats.num_used_host_blocks == 0
 
-    def tokens(self, name: str) -> list[int]:
-        return [i for output in self.outputs[name] for i in output.token_ids]
+    def preempt(self, sequence: Sequence) -> None:
+        self.scheduler.preempt(sequence, now_s=0.0)
 
-    def trace(self, name: str) -> list[tuple[int, float]]:
-        """Return (token id, log-probability) of each output token, to compare to the bit."""
+    def tokens(self, name: str, index: int = 0) -> list[int]:
+        return [i for output in self.outputs[name, index] for i in output.token_ids]
+
+    def trace(self, name: str, index: int = 0) -> Trace:
         return [
             pair
-            for output in self.outputs[name]
+            for output in self.outputs[name, index]
             for pair in zip(output.token_ids, output.logprobs, strict=True)
         ]
 
+    @property
+    def num_hit_tokens(self) -> int:
+        return self.engine.stats().num_prefix_hit_tokens_total
+
+    def _count(self) -> None:
+        """Count what only the scheduler knows after a step."""
+        for swap_in in self.runner.last.copies.swap_in:
+            # One that has never left the device can only come back from the second tier.
+            if self.scheduler.restoring[swap_in.transfer_id].num_preemptions == 0:
+                num_tokens = len(swap_in.pairs) * self.engine.info.block_size
+                self.counts["host hit tokens"] += num_tokens
+        tables = [sequence.block_table for sequence in self.scheduler.running]
+        self.counts["blocks left behind"] += sum(table.count(NO_BLOCK) for table in tables)
+
+
+@pytest.fixture(scope="session")
+def drive() -> Callable[..., EngineDriver]:
+    """Make a driver of an engine over a runner, which may seem to have fewer blocks."""
+
+    def make(
+        config: EngineConfig, runner: Runner, num_blocks: int, num_host_blocks: int
+    ) -> EngineDriver:
+        return EngineDriver(config, CountingRunner(runner, num_blocks, num_host_blocks))
+
+    return make
+
 
 @pytest.fixture
-def make_driver(checkpoints: dict[str, Path]):
-    """Make a driver over an engine of the named checkpoint, with options."""
+def make_driver(checkpoints: dict[str, Path], drive):
+    """Make a driver over an engine of its own of the named checkpoint, with options."""
 
     def make(name: str, **options: Any) -> EngineDriver:
         values = {"num_kv_blocks": 512, "cpu_threads": 2, **options}
         config = EngineConfig.from_mapping({"model": str(checkpoints[name]), **values})
-        return EngineDriver(Engine.load(config))
+        runner = ModelRunner(config)
+        return drive(config, runner, runner.num_blocks, runner.num_host_blocks)
 
     return make
 

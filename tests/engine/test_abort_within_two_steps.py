@@ -1,7 +1,8 @@
-"""A request that is ended from outside has given its blocks back two engine steps later."""
+"""A request that is ended has given its blocks back two engine steps later, whatever its state."""
 
 from __future__ import annotations
 
+import math
 import threading
 from multiprocessing import Pipe
 
@@ -12,67 +13,133 @@ from octavo.config import EngineConfig
 from octavo.engine import Engine
 from octavo.engine_messages import Abort, EngineReady, Shutdown
 from octavo.engine_process import run_engine
-from octavo.request import FinishReason, StepOutput
+from octavo.request import FinishReason, Request, StepOutput
+from octavo.scheduler.preemption import PreemptionCosts
+
+ABORT, DEADLINE = FinishReason.ABORT, FinishReason.DEADLINE
+
+#: By state of the victim: who else runs, and (running, waiting, swapped) before it is ended.
+STATES = {
+    "waiting": (["other", "pusher"], (2, 1, 0)),
+    "half-prefilled": (["other"], (2, 0, 0)),
+    "running": (["other"], (2, 0, 0)),
+    "swapped": (["other", "pusher"], (2, 1, 1)),
+    "restoring": (["other"], (1, 0, 1)),
+}
 
 
 class SteppedRunner:
-    """A model whose every step waits for the test's leave."""
+    """A model whose every step waits for the test's leave, and whose swap-ins take two steps."""
 
     vocab_size = 1024
     eos_token_ids = ()
     max_model_len = 4096
     num_blocks = 64
+    num_host_blocks = 8
+    window = None
+    costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
         self.leave = threading.Semaphore(0)
+        self._under_way: list[tuple[int, ...]] = [(), ()]
 
     def execute(self, output):
+        self._under_way.append(tuple(each.transfer_id for each in output.copies.swap_in))
         self.entered.release()
         assert self.leave.acquire(timeout=30)
         return torch.zeros(len(output.sampling), self.vocab_size)
 
+    def arrived(self):
+        return self._under_way.pop(0)
 
-@pytest.mark.parametrize(
-    ("state", "prompt_of_victim"), [("running", 8), ("half-prefilled", 600), ("waiting", 8)]
-)
-def test_blocks_of_an_aborted_request_are_back_within_two_steps(
-    state, prompt_of_victim, make_request
-):
-    runner = SteppedRunner()
-    config = EngineConfig(
-        model="none", max_num_seqs=1 if state == "waiting" else 2, max_num_batched_tokens=32
-    )
-    ours, theirs = Pipe()
-    thread = threading.Thread(
-        target=run_engine, args=(config, theirs, lambda _: Engine(config, runner))
-    )
-    thread.start()
-    assert isinstance(ours.recv(), EngineReady)
-    assert ours.recv().outputs == (), "an idle engine tells its figures"
-    ours.send(make_request("other", 8, max_tokens=1000))
 
-    def step() -> StepOutput:
-        runner.leave.release()
-        assert ours.poll(30)
-        output = ours.recv()
-        assert runner.entered.acquire(timeout=30)
+class SteppedEngine:
+    """The loop around an engine, in a thread, one step at a time; `now_s` is its clock."""
+
+    def __init__(self) -> None:
+        config = EngineConfig(
+            model="none",
+            max_num_seqs=2,
+            max_num_batched_tokens=32,
+            scheduling_policy="priority",
+            preemption_mode="swap",
+        )
+        self.now_s = 0.0
+        self._runner = SteppedRunner()
+        self._ours, self._theirs = Pipe()
+        self._thread = threading.Thread(target=run_engine, args=(config, self._theirs, self._make))
+        self._thread.start()
+        assert isinstance(self._ours.recv(), EngineReady)
+        assert self._ours.recv().outputs == (), "an idle engine tells its figures"
+
+    def begin(self, request: Request) -> None:
+        """Send the first request, and wait until its first step has begun."""
+        self.send(request)
+        assert self._runner.entered.acquire(timeout=30)
+
+    def send(self, message: Request | Abort) -> None:
+        """Send what is read before the next step begins."""
+        self._ours.send(message)
+
+    def step(self) -> StepOutput:
+        """Let the step end that has begun, and wait until the next one has begun."""
+        self._runner.leave.release()
+        assert self._ours.poll(30)
+        output = self._ours.recv()
+        assert self._runner.entered.acquire(timeout=30)
         return output
 
-    assert runner.entered.acquire(timeout=30)
-    ours.send(make_request("victim", prompt_of_victim, max_tokens=1000))
-    step()
-    before = step().stats
-    assert before.num_running + before.num_waiting == 2
-    ours.send(Abort("victim", FinishReason.ABORT))
-    step()
-    after = step()
-    assert (after.stats.num_running, after.stats.num_waiting) == (1, 0)
-    assert after.stats.num_blocks - after.stats.num_free_blocks == 1
-    assert [output.request_id for output in after.outputs] == ["other"]
-    ours.send(Shutdown())
-    runner.leave.release(10)
-    thread.join(30)
-    assert not thread.is_alive()
-    ours.close()
-    theirs.close()
+    def stop(self) -> None:
+        self.send(Shutdown())
+        self._runner.leave.release(10)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        self._ours.close()
+        self._theirs.close()
+
+    def _make(self, config: EngineConfig) -> Engine:
+        return Engine(config, self._runner, clock=lambda: self.now_s)
+
+
+@pytest.fixture
+def engine():
+    stepped = SteppedEngine()
+    yield stepped
+    stepped.stop()
+
+
+@pytest.mark.parametrize("reason", [ABORT, DEADLINE])
+@pytest.mark.parametrize("state", STATES)
+def test_blocks_of_an_ended_request_are_back_within_two_steps(engine, make_request, state, reason):
+    others, before = STATES[state]
+    prompt = 600 if state == "half-prefilled" else 8
+    pusher = make_request("pusher", 3)
+    engine.begin(make_request("other", 3))
+    if state == "waiting":
+        engine.send(pusher)
+    engine.send(make_request("victim", prompt, priority=1, deadline_s=100.0))
+    engine.step()
+    if state in ("swapped", "restoring"):
+        engine.step()
+        engine.send(pusher)
+        engine.step()
+    if state == "restoring":
+        engine.send(Abort("pusher", ABORT))
+        engine.step()
+    stats = engine.step().stats
+    assert (stats.num_running, stats.num_waiting, stats.num_swapped) == before
+
+    if reason is ABORT:
+        engine.send(Abort("victim", ABORT))
+    else:
+        engine.now_s = 100.0
+    engine.step()
+    after = engine.step()
+    stats = after.stats
+    assert (stats.num_running, stats.num_waiting, stats.num_swapped) == (len(others), 0, 0)
+    assert stats.num_blocks - stats.num_free_blocks == len(others)
+    assert stats.num_used_host_blocks == 0
+    ends = [(each.request_id, each.finish_reason) for each in after.outputs]
+    told = [("victim", DEADLINE)] if reason is DEADLINE else []
+    assert ends == [*told, *((name, None) for name in others)]

@@ -1,0 +1,95 @@
+"""All that may happen to a request happens at once, at random, and changes no bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+MUST_HAPPEN = (
+    "chunks",
+    "forks",
+    "blocks copied",
+    "blocks out",
+    "swap-ins",
+    "host hit tokens",
+    "device hit tokens",
+    "swaps",
+    "recomputations",
+    "aborts",
+)
+
+
+@pytest.fixture
+def run_at_random():
+    """Let requests come, be preempted and be aborted at random until all have ended."""
+
+    def run(driver, asks, random, num_requests):
+        names = iter([f"{index}" for index in range(num_requests)])
+        is_over = False
+        while driver.engine.has_unfinished or not is_over:
+            name = next(names, None) if random.random() < 0.4 else ""
+            is_over = is_over or name is None
+            if name:
+                prompt, params = random.choice(asks)
+                n, priority = random.choice([1, 1, 2, 3]), random.randrange(3)
+                tenant = str(priority)
+                driver.add(name, prompt, replace(params, n=n), priority=priority, tenant=tenant)
+            if driver.engine.has_unfinished:
+                driver.step()
+            if driver.scheduler.running and random.random() < 0.2:
+                driver.preempt(random.choice(driver.scheduler.running))
+            live = sorted({sequence.request_id for sequence in driver.scheduler.sequences()})
+            if live and random.random() < 0.04:
+                driver.abort(random.choice(live))
+        driver.run()
+
+    return run
+
+
+@pytest.fixture
+def check_all_happened():
+    """Check that each kind of event has happened at least once."""
+
+    def check(driver):
+        stats, counts = driver.engine.stats(), driver.counts
+        counts["swaps"] = stats.num_swap_preemptions_total
+        counts["recomputations"] = stats.num_preemptions_total - counts["swaps"]
+        counts["aborts"] = len(driver.aborted)
+        counts["device hit tokens"] = driver.num_hit_tokens - counts["host hit tokens"]
+        assert not [what for what in MUST_HAPPEN if not counts[what]]
+
+    return check
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
+def test_everything_at_once_changes_no_answer(tiny, policy, run_at_random, check_all_happened):
+    driver = tiny.driver(
+        scheduling_policy=policy,
+        preemption_mode="swap",
+        num_blocks=30,
+        num_host_blocks=6,
+        delay=1,
+        max_num_batched_tokens=40,
+        max_num_seqs=10,
+    )
+    run_at_random(driver, tiny.asks, Random(policy), 40)
+    check_all_happened(driver)
+    tiny.check(driver)
+
+
+def test_everything_at_once_changes_no_answer_of_the_demo_model(
+    demo, run_at_random, check_all_happened
+):
+    driver = demo.driver(
+        preemption_mode="swap",
+        num_blocks=9,
+        num_host_blocks=4,
+        delay=1,
+        max_num_batched_tokens=40,
+        max_num_seqs=4,
+    )
+    run_at_random(driver, demo.asks, Random(3), 20)
+    check_all_happened(driver)
+    demo.check(driver)
