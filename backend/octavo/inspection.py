@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from octavo.cache.block_hash import chain_hash
 from octavo.cache.block_pool import BlockPool
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sequence import NO_BLOCK, Sequence, SequenceStatus
@@ -137,7 +138,7 @@ def _inspect_pool(pool: BlockPool) -> InspectedPool:
     for block in range(pool.num_blocks):
         owners, key = pool.ref_count(block), pool.key_of(block)
         if key is not None:
-            hashes[block] = key.hash[:_SHOWN_HASH_BYTES].hex()
+            hashes[block] = chain_hash(key)[:_SHOWN_HASH_BYTES].hex()
         if owners > 1:
             num_owners[block] = owners
         states.append(_state_of(owners, key is not None))

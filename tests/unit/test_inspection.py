@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from octavo.cache.block_hash import block_key, root_hash
+from octavo.cache.block_hash import block_key, chain_hash, root_hash
 from octavo.cache.block_pool import BlockPool
 from octavo.inspection import BlockState, inspect_scheduler
 from octavo.sequence import NO_BLOCK, SequenceStatus
 
 FIRST = block_key(root_hash(""), [7001, 7002, 7003, 7004])
-SECOND = block_key(FIRST.hash, [7005, 7006, 7007, 7008])
+SECOND = block_key(chain_hash(FIRST), [7005, 7006, 7007, 7008])
 OTHER = block_key(root_hash("salt"), [7001, 7002, 7003, 7004])
 
 
@@ -75,9 +75,9 @@ def test_the_json_is_this(scheduler):
         "device": {
             "states": "ssuuc..",
             "hashes": {
-                "0": FIRST.hash.hex()[:12],
-                "1": SECOND.hash.hex()[:12],
-                "4": OTHER.hash.hex()[:12],
+                "0": chain_hash(FIRST).hex()[:12],
+                "1": chain_hash(SECOND).hex()[:12],
+                "4": chain_hash(OTHER).hex()[:12],
             },
             "num_owners": {"0": 2, "1": 2},
             "counts": {"free": 2, "cached": 1, "used": 2, "shared": 2},

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from octavo.cache.block_hash import BlockKey, block_key
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.cache.prefix_cache import CachedBlock
 from octavo.errors import EngineError
@@ -154,19 +153,6 @@ def test_salts_keep_prefixes_apart(manager, make_request):
     assert manager.find_cached(salted("b", "x")).num_tokens == 8
     assert manager.find_cached(salted("c", "y")).num_tokens == 0
     assert manager.find_cached(salted("d", "")).num_tokens == 0
-
-
-def test_colliding_hashes_are_neither_found_nor_published(manager, make_sequence):
-    """What follows a collision has a clean key, but another past: it must not be found either."""
-    a = run(manager, make_sequence("a", 4))
-    b = make_sequence("b", [5, 6, 7, 8, 1, 2, 3, 4, 9])
-    first = BlockKey(a.block_keys[0].hash, b"other tokens")
-    b.block_keys = [first, block_key(first.hash, [1, 2, 3, 4])]
-    run(manager, b)
-    assert b.block_table == [1, 2, 3]
-    assert b.num_published_blocks == 0
-    assert manager.device_pool.find(b.block_keys[1]) is None
-    assert manager.find_cached(make_sequence("c", 5)).sources == (CachedBlock(0),)
 
 
 def test_a_request_counts_as_looked_up_only_when_first_admitted(manager, make_sequence):

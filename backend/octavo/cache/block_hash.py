@@ -9,37 +9,35 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
 
 _DIGEST_BYTES = 32
 
+BlockKey = bytes
+"""What a full block holds: the hash of all that comes before it, and its own tokens as they are.
 
-@dataclass(frozen=True, slots=True)
-class BlockKey:
-    """What a full block holds.
-
-    `content` is the parent's hash and the block's tokens; two blocks are alike only if it is equal,
-    for hashes alone could collide.
-    """
-
-    hash: bytes
-    content: bytes
+Keys are compared whole, so blocks of other tokens are never taken for each other, whatever a table
+of keys hashes them to.
+"""
 
 
 def root_hash(cache_salt: str) -> bytes:
-    """Return what stands for the parent of a sequence's first block."""
+    """Return what stands for everything before a sequence's first block."""
     return _digest(b"octavo-kv-root\0" + cache_salt.encode(errors="surrogatepass"))
+
+
+def chain_hash(key: BlockKey) -> bytes:
+    """Return what stands for a block and everything before it: the parent of the next block."""
+    return _digest(key)
 
 
 def block_key(parent: bytes, token_ids: Tokens[int]) -> BlockKey:
     """Return the key of a full block.
 
     Args:
-        parent: hash of the block before it, or `root_hash`.
+        parent: `chain_hash` of the block before it, or `root_hash`.
         token_ids: the block's tokens, each in [0, 2**31).
     """
-    content = parent + array("i", token_ids).tobytes()
-    return BlockKey(_digest(content), content)
+    return parent + array("i", token_ids).tobytes()
 
 
 def _digest(content: bytes) -> bytes:

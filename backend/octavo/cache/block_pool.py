@@ -43,7 +43,7 @@ class BlockPool:
         self._nodes[::4] = array("i", [*range(1, num_blocks + 1), 0])
         self._nodes[1::4] = array("i", [num_blocks, *range(num_blocks)])
         self._keys: list[BlockKey | None] = [None] * num_blocks
-        self._index: dict[bytes, int] = {}
+        self._index: dict[BlockKey, int] = {}
 
     def take(self, count: int) -> tuple[list[int], list[tuple[int, BlockKey]]] | None:
         """Take `count` free blocks, or None (and nothing changes) when fewer are free.
@@ -109,15 +109,14 @@ class BlockPool:
     def publish(self, block: int, key: BlockKey) -> bool:
         """Let a held block be found by its content, which must not change from now on.
 
-        Returns whether the block stands for the key; False when another block stands for its hash,
-        be its content the same or not.
+        Returns whether the block stands for the key; False when another block does already.
         """
         if self.ref_count(block) == 0:
             raise EngineError(f"block {block} is published but nobody holds it")
         known = self._keys[block]
         if known is not None and known != key:
             raise EngineError(f"block {block} is published twice, under two keys")
-        if self._index.setdefault(key.hash, block) != block:
+        if self._index.setdefault(key, block) != block:
             return False
         self._keys[block] = key
         self._nodes[4 * block + 3] = 1
@@ -125,12 +124,7 @@ class BlockPool:
 
     def find(self, key: BlockKey) -> int | None:
         """Return the block published with this content, held or free, or None."""
-        block = self._index.get(key.hash)
-        if block is None:
-            return None
-        found = self._keys[block]
-        # Hashes alone may collide.
-        return block if found is not None and found.content == key.content else None
+        return self._index.get(key)
 
     def ref_count(self, block: int) -> int:
         """Return how many references a block has; 0 for what is not a block."""
@@ -174,7 +168,7 @@ class BlockPool:
         assert key is not None, f"block {block} is marked as published"
         self._keys[block] = None
         self._nodes[4 * block + 3] = 0
-        del self._index[key.hash]
+        del self._index[key]
         return key
 
     def _check_free_list(self) -> None:
@@ -201,7 +195,7 @@ class BlockPool:
         marked = [bool(mark) for mark in self._nodes[3:-1:4]]
         if marked != [key is not None for key in self._keys]:
             raise EngineError(f"published blocks are marked {marked} but have keys {self._keys}")
-        keyed = {key.hash: block for block, key in enumerate(self._keys) if key is not None}
+        keyed = {key: block for block, key in enumerate(self._keys) if key is not None}
         if keyed != self._index:
             wrong = sorted(set(keyed.items()) ^ set(self._index.items()))
-            raise EngineError(f"blocks and the index of their hashes differ in {wrong}")
+            raise EngineError(f"blocks and the index of their keys differ in {wrong}")

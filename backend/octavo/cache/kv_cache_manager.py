@@ -173,7 +173,7 @@ class KVCacheManager:
         """
         num_full = sequence.num_computed_tokens // self.block_size
         if num_full > sequence.num_published_blocks:
-            sequence.num_published_blocks = self._prefixes.publish(sequence, num_full)
+            self._prefixes.publish(sequence, num_full)
         if self._window is not None:
             self._release_unseen(sequence)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from octavo.cache.block_hash import BlockKey, block_key, root_hash
+from octavo.cache.block_hash import BlockKey, block_key, chain_hash, root_hash
 from octavo.cache.block_pool import BlockPool
 from octavo.sequence import NO_BLOCK, Sequence
 
@@ -59,14 +59,14 @@ class PrefixCache:
         self._host = host
         self._block_size = block_size
         self._window = window
-        self._computing: set[bytes] = set()
+        self._computing: set[BlockKey] = set()
 
     def keys(self, sequence: Sequence, count: int) -> list[BlockKey]:
         """Return the sequence's list of keys, extended to at least `count` full blocks."""
         keys, size = sequence.block_keys, self._block_size
         while len(keys) < count:
             first = len(keys) * size
-            parent = keys[-1].hash if keys else root_hash(sequence.request.cache_salt)
+            parent = chain_hash(keys[-1]) if keys else root_hash(sequence.request.cache_salt)
             keys.append(block_key(parent, sequence.token_ids[first : first + size]))
         return keys
 
@@ -95,27 +95,22 @@ class PrefixCache:
         is_computing = (
             num_full < limit
             and bool(self._computing)
-            and (self.keys(sequence, num_full + 1)[num_full].hash in self._computing)
+            and (self.keys(sequence, num_full + 1)[num_full] in self._computing)
         )
         return self._prefix(sources, num_full * self._block_size, is_computing)
 
-    def publish(self, sequence: Sequence, num_full: int) -> int:
-        """Publish its first full blocks; return how many have been offered by now.
+    def publish(self, sequence: Sequence, num_full: int) -> None:
+        """Publish its first full blocks, as far as that has not been done.
 
         Of two sequences that computed the same block, the first one's stands; the other keeps its
         own to itself.
         """
-        if not self.is_enabled:
-            return num_full
-        keys = self.keys(sequence, num_full)
-        for index in range(sequence.num_published_blocks, num_full):
-            block, key = sequence.block_table[index], keys[index]
-            if block == NO_BLOCK or self._device.publish(block, key):
-                continue
-            if self._device.find(key) is None:
-                # The hash stands for another content: so would all that is chained to it.
-                return index
-        return num_full
+        if self.is_enabled:
+            keys = self.keys(sequence, num_full)
+            for index in range(sequence.num_published_blocks, num_full):
+                if sequence.block_table[index] != NO_BLOCK:
+                    self._device.publish(sequence.block_table[index], keys[index])
+        sequence.num_published_blocks = num_full
 
     def announce(self, sequence: Sequence, num_tokens: int) -> None:
         """Remember that the full blocks up to `num_tokens` are being computed."""
@@ -124,7 +119,7 @@ class PrefixCache:
         first = sequence.num_computed_tokens // self._block_size
         count = num_tokens // self._block_size
         if first < count:
-            self._computing.update(key.hash for key in self.keys(sequence, count)[first:count])
+            self._computing.update(self.keys(sequence, count)[first:count])
 
     def forget_announced(self) -> None:
         """Forget what is being computed."""
