@@ -26,8 +26,9 @@ class KVMemory:
     reads while it holds something else than that sequence's own past.
     """
 
-    def __init__(self, cache: KVCacheManager) -> None:
+    def __init__(self, cache: KVCacheManager, window: int | None) -> None:
         self.block_size = cache.block_size
+        self.window = window
         self.device: list[list[int]] = [[] for _ in range(cache.num_blocks)]
         self.host: list[list[int]] = [[] for _ in range(cache.num_host_blocks)]
         self.under_way: dict[int, tuple[BlockPair, ...]] = {}
@@ -52,6 +53,7 @@ class KVMemory:
             self._write(sequence, sequence.num_computed_tokens + count, num_owners)
         for sequence, count, _ in output.scheduled:
             self.check(sequence, sequence.num_computed_tokens + count)
+            self._check_window(sequence)
 
     def arrive(self, transfer_id: int) -> None:
         """Let a swap-in end."""
@@ -66,6 +68,11 @@ class KVMemory:
             expected = past[first : first + self.block_size]
             if block != NO_BLOCK:
                 assert self.device[block][: len(expected)] == expected, (sequence, first)
+
+    def _check_window(self, sequence: Sequence) -> None:
+        first = 0 if self.window is None else sequence.num_computed_tokens - self.window + 1
+        seen = sequence.block_table[max(0, first) // self.block_size :]
+        assert NO_BLOCK not in seen, f"{sequence} misses blocks that its next token sees"
 
     def _write(self, sequence: Sequence, end: int, num_owners: dict[int, int]) -> None:
         past = _chain(sequence)
@@ -93,10 +100,12 @@ class SchedulerDriver:
     set, and what is swapped in arrives only when `arrive` is called.
     """
 
-    def __init__(self, scheduler: Scheduler, make_sequence: Callable[..., Sequence]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, memory: KVMemory, make_sequence: Callable[..., Sequence]
+    ) -> None:
         self.scheduler = scheduler
         self.cache = scheduler.cache
-        self.memory = KVMemory(scheduler.cache)
+        self.memory = memory
         self.now_s = 0.0
         self.outputs: list[TokenOutput] = []
         """Of the last step, without their timing."""
@@ -199,6 +208,6 @@ def make_scheduler(make_sequence) -> Callable[..., SchedulerDriver]:
         scheduler = Scheduler(
             SchedulerLimits(**values), cache, make_policy(policy, tenant_weights), (EOS,), swap_pays
         )
-        return SchedulerDriver(scheduler, make_sequence)
+        return SchedulerDriver(scheduler, KVMemory(cache, window), make_sequence)
 
     return make

@@ -141,6 +141,19 @@ def test_idle_time_earns_no_credit_over_those_who_worked(make_scheduler):
     assert order == list("ababababab")
 
 
+def test_a_tenant_that_was_away_comes_back_without_credit(make_scheduler):
+    driver = make_scheduler(policy="fair", max_num_seqs=1)
+    driver.add("b", tenant="b", max_tokens=1)
+    driver.step()
+    for number in range(20):
+        driver.add(f"a{number}", tenant="a", max_tokens=1)
+    driver.steps(10)
+    for number in range(20):
+        driver.add(f"b{number}", tenant="b", max_tokens=1)
+    order = [driver.step()[0][0][0] for _ in range(10)]
+    assert order == list("ababababab")
+
+
 def test_service_follows_the_weights(make_scheduler):
     driver = make_scheduler(
         policy="fair", max_num_seqs=3, max_num_batched_tokens=16, tenant_weights="gold=2,free=1"
