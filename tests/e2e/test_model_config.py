@@ -149,8 +149,16 @@ def test_unknown_option_fails_the_load_and_names_the_nearest(
 def test_later_option_fails_the_load(
     load_failure: Callable[[Path], str], write_model: WriteModel
 ) -> None:
-    reason = load_failure(write_model(enable_prefix_caching=True))
-    assert "option 'enable_prefix_caching' is not supported yet; remove it" in reason
+    reason = load_failure(write_model(quantization="fp8"))
+    assert "option 'quantization' is not supported yet; remove it" in reason
+
+
+def test_wrong_tenant_weights_fail_the_load(
+    load_failure: Callable[[Path], str], write_model: WriteModel
+) -> None:
+    reason = load_failure(write_model(scheduling_policy="fair", tenant_weights="gold=0"))
+    assert "option tenant_weights" in reason
+    assert "tenant 'gold' the weight '0'" in reason
 
 
 def test_missing_checkpoint_fails_the_load_and_names_it(

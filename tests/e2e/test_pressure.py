@@ -31,10 +31,15 @@ def test_requests_beyond_the_pool_all_end_with_the_right_tokens(
         right = [roomy.generate(**request(i)).token_ids for i in range(NUM_STREAMS)]
     with Client(cramped_server.grpc_url, timeout_s=120) as client:
         streams = [client.stream(**request(i)) for i in range(NUM_STREAMS)]
-        answers = [tuple(t for delta in stream for t in delta.token_ids) for stream in streams]
+        deltas = [list(stream) for stream in streams]
+    answers = [tuple(token for delta in each for token in delta.token_ids) for each in deltas]
     assert answers == right
     assert become(lambda: metrics(cramped_server)["kv_blocks_used"] == 0)
-    assert metrics(cramped_server)["kv_blocks_total"] == 40
+    found = metrics(cramped_server)
+    assert found["kv_blocks_total"] == 40
+    preemptions = found["preemptions_total swap"] + found["preemptions_total recompute"]
+    assert preemptions == sum(each[-1].timing.preemptions for each in deltas) > 0
+    assert any(each[-1].timing.preempted_ms > 0 for each in deltas)
 
 
 def test_prompt_beyond_the_whole_pool_is_refused_and_the_longest_that_fits_is_answered(
