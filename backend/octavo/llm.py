@@ -102,18 +102,12 @@ class LLM:
             QueueFull: the prompts are more than the options let wait; none is answered then.
         """
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        sampling = _each("sampling", params or SamplingParams(), len(texts))
-        places = _each("scheduling", scheduling or SchedulingParams(), len(texts))
-        growing: dict[str, list[_Growing]] = {}
-        requests = []
+        sampling = _each("sampling", params, SamplingParams(), len(texts))
+        places = _each("scheduling", scheduling, SchedulingParams(), len(texts))
+        requests = list(map(self._make_request, texts, sampling, places))
+        growing = {request.request_id: self._begin(request) for request in requests}
         try:
-            for text, wanted, place in zip(texts, sampling, places, strict=True):
-                request = self._make_request(text, wanted, place)
-                growing[request.request_id] = [
-                    _Growing(OutputText(self.tokenizer, request.prompt_token_ids, request.params))
-                    for _ in range(request.params.n)
-                ]
-                requests.append(request)
+            for request in requests:
                 self.engine.add(request)
             while self.engine.has_unfinished:
                 for output in self.engine.step().outputs:
@@ -146,6 +140,10 @@ class LLM:
             scheduling.cache_salt,
         )
 
+    def _begin(self, request: Request) -> list[_Growing]:
+        prompt, params = request.prompt_token_ids, request.params
+        return [_Growing(OutputText(self.tokenizer, prompt, params)) for _ in range(params.n)]
+
     def _take(self, answer: _Growing, output: TokenOutput) -> None:
         answer.take(output)
         if answer.finish_reason is not None and output.finish_reason is None:
@@ -153,8 +151,10 @@ class LLM:
                 answer.timing = last.timing
 
 
-def _each(kind: str, given: T | Sequence[T], num_prompts: int) -> list[T]:
+def _each(kind: str, given: T | Sequence[T] | None, default: T, num_prompts: int) -> list[T]:
     """Return parameters, one set for all prompts or one each, as one each."""
+    if given is None:
+        given = default
     each = list(given) if isinstance(given, Sequence) else [given] * num_prompts
     if len(each) != num_prompts:
         raise InvalidRequest(f"{num_prompts} prompts have {len(each)} {kind} parameters")

@@ -32,7 +32,7 @@ _SAMPLING = (
 _SCHEDULING = (
     click.option("--priority", type=int, help="Lower runs first, where the server heeds it."),
     click.option(
-        "--deadline", type=float, help="Seconds after which the server ends it as far as it is."
+        "--deadline", type=float, help="Seconds until the server ends it with what there is."
     ),
     click.option("--tenant", help="Who asks, where the server shares fairly among tenants."),
     click.option("--cache-salt", help="Share cached prefixes only with requests of this salt."),
