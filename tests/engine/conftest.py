@@ -18,6 +18,7 @@ from octavo.local.demo_model import demo_checkpoint
 from octavo.request import Request, TokenOutput
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.output import SchedulerOutput
+from octavo.scheduler.preemption import PreemptionCosts
 from octavo.sequence import NO_BLOCK, Sequence
 
 Trace = list[tuple[int, float]]
@@ -70,7 +71,10 @@ class CountingRunner:
         self.eos_token_ids = runner.eos_token_ids
         self.max_model_len = runner.max_model_len
         self.window = runner.window
-        self.costs = runner.costs
+        # Measured costs would make preemptions depend on the machine: swap more than 32 tokens.
+        self.costs = PreemptionCosts(
+            bytes_per_block=0, copy_bytes_per_s=1.0, copy_latency_s=1.0, prefill_tokens_per_s=16.0
+        )
         self.counts: Counter[str] = Counter()
         self.last = SchedulerOutput(())
         self._runner = runner
@@ -96,10 +100,14 @@ class CountingRunner:
 
 
 class EngineDriver:
-    """Runs an engine to the end, counts what happens and checks that nothing leaks."""
+    """Runs an engine to the end, counts what happens and checks that nothing leaks.
+
+    Time is counted in steps.
+    """
 
     def __init__(self, config: EngineConfig, runner: CountingRunner) -> None:
-        self.engine = Engine(config, runner)
+        self.now_s = 0
+        self.engine = Engine(config, runner, clock=lambda: self.now_s)
         self.scheduler = self.engine.scheduler
         self.counts = runner.counts
         self.outputs: dict[tuple[str, int], list[TokenOutput]] = {}
@@ -124,6 +132,7 @@ class EngineDriver:
         self.aborted.add(name)
 
     def step(self) -> None:
+        self.now_s += 1
         for output in self.engine.step().outputs:
             self.outputs[output.request_id, output.index].append(output)
         self._count()
@@ -140,7 +149,7 @@ class EngineDriver:
         assert stats.num_used_host_blocks == 0
 
     def preempt(self, sequence: Sequence) -> None:
-        self.scheduler.preempt(sequence, now_s=0.0)
+        self.scheduler.preempt(sequence, self.now_s)
 
     def tokens(self, name: str, index: int = 0) -> list[int]:
         return [i for output in self.outputs[name, index] for i in output.token_ids]
@@ -184,7 +193,7 @@ def make_driver(checkpoints: dict[str, Path], drive):
     """Make a driver over an engine of its own of the named checkpoint, with options."""
 
     def make(name: str, **options: Any) -> EngineDriver:
-        values = {"num_kv_blocks": 512, "cpu_threads": 2, **options}
+        values = {"num_kv_blocks": 512, "swap_space_bytes": 0, "cpu_threads": 2, **options}
         config = EngineConfig.from_mapping({"model": str(checkpoints[name]), **values})
         runner = ModelRunner(config)
         return drive(config, runner, runner.num_blocks, runner.num_host_blocks)

@@ -7,6 +7,8 @@ from random import Random
 
 import pytest
 
+from octavo.request import FinishReason
+
 MUST_HAPPEN = (
     "chunks",
     "forks",
@@ -18,12 +20,13 @@ MUST_HAPPEN = (
     "swaps",
     "recomputations",
     "aborts",
+    "deadlines",
 )
 
 
 @pytest.fixture
 def run_at_random():
-    """Let requests come, be preempted and be aborted at random until all have ended."""
+    """Let requests come, be preempted, be aborted and be late at random until all have ended."""
 
     def run(driver, asks, random, num_requests):
         names = iter([f"{index}" for index in range(num_requests)])
@@ -33,9 +36,15 @@ def run_at_random():
             is_over = is_over or name is None
             if name:
                 prompt, params = random.choice(asks)
-                n, priority = random.choice([1, 1, 2, 3]), random.randrange(3)
-                tenant = str(priority)
-                driver.add(name, prompt, replace(params, n=n), priority=priority, tenant=tenant)
+                rank = random.randrange(3)
+                driver.add(
+                    name,
+                    prompt,
+                    replace(params, n=random.choice([1, 1, 2, 3])),
+                    priority=rank,
+                    tenant=str(rank),
+                    deadline_s=driver.now_s + random.choice([20, 40, 1000, 1000, 1000]),
+                )
             if driver.engine.has_unfinished:
                 driver.step()
             if driver.scheduler.running and random.random() < 0.2:
@@ -57,19 +66,27 @@ def check_all_happened():
         counts["swaps"] = stats.num_swap_preemptions_total
         counts["recomputations"] = stats.num_preemptions_total - counts["swaps"]
         counts["aborts"] = len(driver.aborted)
+        outputs = [output for each in driver.outputs.values() for output in each]
+        counts["deadlines"] = sum(o.finish_reason is FinishReason.DEADLINE for o in outputs)
         counts["device hit tokens"] = driver.num_hit_tokens - counts["host hit tokens"]
         assert not [what for what in MUST_HAPPEN if not counts[what]]
 
     return check
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
-def test_everything_at_once_changes_no_answer(tiny, policy, run_at_random, check_all_happened):
+@pytest.mark.parametrize(
+    ("policy", "mode", "block_size"),
+    [("fcfs", "swap", 16), ("priority", "auto", 8), ("fair", "auto", 32)],
+)
+def test_everything_at_once_changes_no_answer(
+    tiny, policy, mode, block_size, run_at_random, check_all_happened
+):
     driver = tiny.driver(
         scheduling_policy=policy,
-        preemption_mode="swap",
-        num_blocks=30,
-        num_host_blocks=6,
+        preemption_mode=mode,
+        block_size=block_size,
+        num_blocks=480 // block_size,
+        num_host_blocks=96 // block_size,
         delay=1,
         max_num_batched_tokens=40,
         max_num_seqs=10,
