@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo.errors import OctavoError
 from octavo.sampling_params import SamplingParams
@@ -61,15 +62,15 @@ class SequenceTiming:
     num_preemptions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOutput:
+class TokenOutput(NamedTuple):
     """What one step produced for one sequence of a request.
 
     `token_ids` are the new tokens, the ending one included. `logprobs` has one float per new token
     when the request asked for them, else it is empty. `finish_reason` is set on the last output of
     the sequence, and nothing follows it; `timing` comes with it. `error` explains
     `FinishReason.ERROR`, which ends all sequences of the request. `index` tells the n sequences of
-    a request apart.
+    a request apart. One is made for each token, and a named tuple is made and pickled much faster
+    than a frozen dataclass.
     """
 
     request_id: str
@@ -77,7 +78,7 @@ class TokenOutput:
     logprobs: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None
     error: OctavoError | None = None
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # it hides a tuple's method that nobody needs
     timing: SequenceTiming | None = None
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from octavo.config import EngineConfig
 from octavo.engine_process import main
@@ -158,7 +158,7 @@ class FakeEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         if params.seed == ENDS_WITH_ERROR:
             error = EngineError("row failed")
-            return replace(self._end(answer, FinishReason.ERROR), error=error)
+            return self._end(answer, FinishReason.ERROR)._replace(error=error)
         prompt = request.prompt_token_ids
         token_id = prompt[(answer.num_tokens + answer.index) % len(prompt)]
         answer.num_tokens += 1
@@ -168,7 +168,7 @@ class FakeEngine:
         elif answer.num_tokens == params.max_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
-            return replace(self._end(answer, reason), token_ids=(token_id,))
+            return self._end(answer, reason)._replace(token_ids=(token_id,))
         return TokenOutput(request.request_id, (token_id,), index=answer.index)
 
     def _end(self, answer: _Answer, reason: FinishReason) -> TokenOutput:

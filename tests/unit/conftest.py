@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 import pytest
 
@@ -132,7 +131,7 @@ class SchedulerDriver:
         self.memory.execute(output, self.scheduler.sequences())
         drawn = [*token_ids, *[9] * len(output.sampling)][: len(output.sampling)]
         outputs = self.scheduler.update(output, tuple(map(SampledToken, drawn)), self.now_s)
-        self.outputs = [replace(each, timing=None) for each in outputs]
+        self.outputs = [each._replace(timing=None) for each in outputs]
         for each in outputs:
             if each.timing is not None:
                 self.timings[_name(each)] = each.timing

@@ -44,8 +44,7 @@ class SchedulerOutput:
         return tuple(sequence for item in self.scheduled for sequence in item.draws)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """What the sampler drew for one row; `logprob` only when it was asked for."""
 
     token_id: int

@@ -119,7 +119,8 @@ class Scheduler:
             if index == len(running):
                 break
             sequence = running[index]
-            count = min(len(sequence.token_ids) - sequence.num_computed_tokens, budget)
+            num_left = len(sequence.token_ids) - sequence.num_computed_tokens
+            count = num_left if num_left < budget else budget
             end = sequence.num_computed_tokens + count
             if end <= sequence.num_writable_slots or self.cache.allocate(sequence, end):
                 scheduled.append(self._share(sequence, count))
@@ -267,16 +268,13 @@ class Scheduler:
         sequence.append_token(drawn.token_id)
         if sequence.num_output_tokens == 1:
             sequence.clock.turn("decode_s", now_s)
-        reason = self.stopping.reason_to_end(sequence)
+        reason, error, timing = self.stopping.reason_to_end(sequence), None, None
         if reason is not None:
             self._end(sequence, reason)
+            timing = sequence.timing(now_s)
+        logprobs = () if drawn.logprob is None else (drawn.logprob,)
         return TokenOutput(
-            sequence.request_id,
-            (drawn.token_id,),
-            () if drawn.logprob is None else (drawn.logprob,),
-            reason,
-            index=sequence.index,
-            timing=None if reason is None else sequence.timing(now_s),
+            sequence.request_id, (drawn.token_id,), logprobs, reason, error, sequence.index, timing
         )
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:

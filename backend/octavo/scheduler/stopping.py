@@ -32,7 +32,8 @@ class StopRule:
             return FinishReason.STOP
         if token_id in self._eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP
-        max_tokens = params.max_tokens or self._max_num_tokens
-        if sequence.num_output_tokens >= max_tokens or sequence.num_tokens >= self._max_num_tokens:
+        num_tokens, most = len(sequence.token_ids), self._max_num_tokens
+        max_tokens = params.max_tokens or most
+        if num_tokens >= most or num_tokens - sequence.num_prompt_tokens >= max_tokens:
             return FinishReason.LENGTH
         return None
