@@ -123,11 +123,11 @@ def test_an_announced_block_is_waited_for_until_the_step_is_planned(manager, mak
     manager.admit(a, manager.find_cached(a))
     manager.allocate(a, 10)
     manager.announce(a, 10)
-    assert manager.find_cached(b).is_computing
-    assert not manager.find_cached(make_sequence("c", 4)).is_computing
-    assert not manager.find_cached(make_sequence("d", [0] * 10)).is_computing
+    assert manager.find_cached(b).is_coming
+    assert not manager.find_cached(make_sequence("c", 4)).is_coming
+    assert not manager.find_cached(make_sequence("d", [0] * 10)).is_coming
     manager.pop_copies()
-    assert not manager.find_cached(b).is_computing
+    assert not manager.find_cached(b).is_coming
 
 
 def test_a_block_computed_twice_at_once_stays_with_both(manager, make_sequence):

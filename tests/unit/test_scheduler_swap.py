@@ -113,6 +113,41 @@ def test_swapped_sequences_come_back_in_order_of_arrival_and_before_newcomers(ma
     assert driver.running == ["a", "b", "c"]
 
 
+def test_requests_that_come_together_bring_what_they_share_back_once(make_scheduler):
+    driver = make_scheduler(num_blocks=8, num_host_blocks=20, prefix_caching=True)
+    driver.add("a", 17, max_tokens=1)
+    driver.step()
+    driver.add("filler", [0] * 30, max_tokens=1)
+    driver.step()
+    prompts = {name: [*range(10, 26), last] for last, name in enumerate("bcd")}
+    b, c, d = (driver.add(name, prompt) for name, prompt in prompts.items())
+    assert driver.step() == []
+    assert (driver.running, driver.waiting) == ([], ["c", "d"])
+    assert len(b.host_table) == 4
+    driver.arrive()
+    assert driver.step() == [("b", 1, 1), ("c", 1, 1), ("d", 1, 1)]
+    assert b.block_table[:4] == c.block_table[:4] == d.block_table[:4]
+    assert driver.cache.num_free_blocks == 1
+
+
+def test_forks_that_were_swapped_share_their_prompt_again(make_scheduler):
+    driver = make_scheduler(8, "priority", num_host_blocks=20, prefix_caching=True)
+    driver.add("a", 18, n=3, priority=1)
+    driver.step()
+    driver.add("urgent", [1] * 30, max_tokens=1)
+    assert driver.step() == [("urgent", 30, 1)]
+    assert driver.preempted == ["a.2", "a.1", "a"]
+    assert driver.step() == []
+    assert driver.waiting == ["a.1", "a.2"]
+    driver.arrive()
+    assert driver.step() == [("a", 1, 1)]
+    driver.arrive()
+    assert driver.step() == [("a", 1, 1), ("a.1", 1, 1), ("a.2", 1, 1)]
+    tables = [sequence.block_table for sequence in driver.scheduler.running]
+    assert tables[0][:4] == tables[1][:4] == tables[2][:4]
+    assert driver.cache.num_free_blocks == 1
+
+
 def test_what_arrives_later_still_runs_in_order_of_arrival(make_scheduler):
     driver = make_scheduler(num_host_blocks=20)
     a, b = driver.add("a", 6), driver.add("b", 6)

@@ -147,6 +147,37 @@ def test_evicted_blocks_are_found_on_the_host(manager, make_sequence):
     assert manager.find_cached(make_sequence("d", 10)).sources == (CachedBlock(2), CachedBlock(3))
 
 
+def test_blocks_on_their_way_are_waited_for_rather_than_copied_twice(manager, make_sequence):
+    manager.free(run(manager, make_sequence("a", 10)))
+    fill_device(manager, make_sequence)
+    b, c = make_sequence("b", 10), make_sequence("c", 6)
+    assert not manager.find_cached(c).is_coming
+    manager.admit(b, manager.find_cached(b))
+    assert manager.find_cached(c).is_coming
+    assert not manager.find_cached(make_sequence("d", [0] * 10)).is_coming
+    manager.arrive(b)
+    prefix = manager.find_cached(c)
+    assert (prefix.sources, prefix.is_coming) == ((CachedBlock(b.block_table[0]),), False)
+
+
+def test_a_partly_computed_block_on_its_way_is_waited_for_by_nobody(manager, make_sequence):
+    a = make_sequence("a", 10)
+    manager.announce(a, 10)
+    assert manager.allocate(a, 10)
+    a.num_computed_tokens = 6
+    manager.publish(a)
+    assert manager.swap_out(a)
+    fill_device(manager, make_sequence)
+    manager.admit(a, manager.find_cached(a))
+    assert len(a.block_keys) == 2
+    manager.arrive(a)
+    manager.free(a)
+    manager.free(run(manager, make_sequence("b", 10)))
+    fill_device(manager, make_sequence)
+    prefix = manager.find_cached(make_sequence("c", 10))
+    assert (prefix.num_tokens, prefix.is_coming) == (8, False)
+
+
 def test_blocks_on_their_way_keep_their_host_blocks(manager, swapped, make_sequence):
     """Evictions in the same step must not overwrite what is read after them."""
     fill_device(manager, make_sequence)

@@ -134,6 +134,7 @@ class KVCacheManager:
         if sequence not in self._restoring:
             raise EngineError(f"{sequence} has nothing on its way from the host")
         self._restoring.remove(sequence)
+        self._prefixes.arrive(sequence)
         self._release_host(sequence)
         self.publish(sequence)
 
@@ -270,6 +271,7 @@ class KVCacheManager:
             self._release_host(sequence)
             return None
         self._restoring.add(sequence)
+        self._prefixes.expect(sequence, prefix)
         return self._copies.swap_in(list(zip(hosts, targets, strict=True)))
 
     def _release_unseen(self, sequence: Sequence) -> None:

@@ -5,6 +5,7 @@ Takes and releases no block. Knows nothing of queues or tensors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Blocks
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,8 +34,9 @@ class CachedPrefix:
     """Computed tokens they stand for: at least one known token is left to compute."""
     num_free_used: int
     """Free device blocks that using them takes: found ones, and targets of host blocks."""
-    is_computing: bool
-    """Whether the full block that comes next is being computed in this step."""
+    is_coming: bool
+    """Whether waiting saves work and blocks: one of its blocks is on its way from the host for
+    another sequence, or the full block that comes next is being computed in this step."""
 
 
 class PrefixCache:
@@ -60,6 +62,7 @@ class PrefixCache:
         self._block_size = block_size
         self._window = window
         self._computing: set[BlockKey] = set()
+        self._returning: set[BlockKey] = set()
 
     def keys(self, sequence: Sequence, count: int) -> list[BlockKey]:
         """Return the sequence's list of keys, extended to at least `count` full blocks."""
@@ -82,7 +85,10 @@ class PrefixCache:
         Of a swapped sequence that is all it has computed. Extends `sequence.block_keys`.
         """
         if sequence.host_table:
-            return self._prefix(self._find_swapped(sequence), sequence.num_computed_tokens, False)
+            sources = self._find_swapped(sequence)
+            num_computed = sequence.num_computed_tokens
+            is_coming = self._is_returning(sequence, sources, num_computed)
+            return self._prefix(sources, num_computed, is_coming)
         if not self.is_enabled:
             return CachedPrefix((), 0, 0, False)
         # The last known token is always computed: its logits are needed.
@@ -97,7 +103,9 @@ class PrefixCache:
             and bool(self._computing)
             and (self.keys(sequence, num_full + 1)[num_full] in self._computing)
         )
-        return self._prefix(sources, num_full * self._block_size, is_computing)
+        num_tokens = num_full * self._block_size
+        is_coming = is_computing or self._is_returning(sequence, sources, num_tokens)
+        return self._prefix(sources, num_tokens, is_coming)
 
     def publish(self, sequence: Sequence, num_full: int) -> None:
         """Publish its first full blocks, as far as that has not been done.
@@ -121,19 +129,44 @@ class PrefixCache:
         if first < count:
             self._computing.update(self.keys(sequence, count)[first:count])
 
+    def expect(self, sequence: Sequence, prefix: CachedPrefix) -> None:
+        """Remember that the full blocks of a prefix that the host has are on their way."""
+        keys = self._keys_on_host(sequence, prefix.sources, prefix.num_tokens)
+        self._returning.update(keys)
+
+    def arrive(self, sequence: Sequence) -> None:
+        """Forget that blocks of a sequence are on their way, with `num_computed_tokens` in all."""
+        if self._returning:
+            num_full = sequence.num_computed_tokens // self._block_size
+            self._returning.difference_update(sequence.block_keys[:num_full])
+
     def forget_announced(self) -> None:
         """Forget what is being computed."""
         if self._computing:
             self._computing.clear()
 
-    def _prefix(
-        self, sources: list[CachedBlock], num_tokens: int, is_computing: bool
-    ) -> CachedPrefix:
+    def _prefix(self, sources: list[CachedBlock], num_tokens: int, is_coming: bool) -> CachedPrefix:
         num_free_used = sum(
             self._device.ref_count(device) == 0 if device != NO_BLOCK else host != NO_BLOCK
             for device, host in sources
         )
-        return CachedPrefix(tuple(sources), num_tokens, num_free_used, is_computing)
+        return CachedPrefix(tuple(sources), num_tokens, num_free_used, is_coming)
+
+    def _is_returning(
+        self, sequence: Sequence, sources: Blocks[CachedBlock], num_tokens: int
+    ) -> bool:
+        returning = self._returning
+        return bool(returning) and not returning.isdisjoint(
+            self._keys_on_host(sequence, sources, num_tokens)
+        )
+
+    def _keys_on_host(
+        self, sequence: Sequence, sources: Blocks[CachedBlock], num_tokens: int
+    ) -> list[BlockKey]:
+        # A swapped sequence's last block may be partly computed: it is its own, whatever its key.
+        keys = sequence.block_keys[: num_tokens // self._block_size]
+        pairs = zip(keys, sources, strict=False)
+        return [key for key, source in pairs if source.host != NO_BLOCK]
 
     def _find_block(self, sequence: Sequence, index: int) -> CachedBlock | None:
         key = self.keys(sequence, index + 1)[index]

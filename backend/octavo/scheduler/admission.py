@@ -108,11 +108,11 @@ class Admission:
     def fits(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
         """Return whether `sequence` can come in now.
 
-        It must have a seat and blocks that nobody seated needs next, and what it lacks of its
-        `prefix` must not be what another is computing in this step.
+        It must have a seat and blocks that nobody seated needs next, and nothing of its `prefix`
+        must be about to come.
         """
         seating = self._seating
-        if prefix.is_computing or sequence.num_seats > seating.num_free_seats:
+        if prefix.is_coming or sequence.num_seats > seating.num_free_seats:
             return False
         num_spare = self._num_spare_blocks(list(seating))
         return self._num_blocks_needed(sequence, prefix) <= num_spare
@@ -122,7 +122,7 @@ class Admission:
         seating = self._seating
         leaving = seating.running[place:]
         num_free_seats = seating.num_free_seats + sum(each.num_seats for each in leaving)
-        if prefix.is_computing or not leaving or sequence.num_seats > num_free_seats:
+        if prefix.is_coming or not leaving or sequence.num_seats > num_free_seats:
             return False
         staying = [*seating.running[:place], *seating.restoring.values()]
         num_freed = self._cache.num_blocks_freed_by(leaving, prefix)
