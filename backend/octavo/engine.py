@@ -120,8 +120,9 @@ class Engine:
         """
         ended, now_s = self.scheduler.finish(request_id, reason, index), self._clock()
         return tuple(
-            TokenOutput(request_id, (), (), reason, index=each.index, timing=each.timing(now_s))
+            TokenOutput(request_id, (), (), reason, index=answer, timing=each.timing(now_s))
             for each in ended
+            for answer in each.answers
         )
 
     def step(self) -> StepOutput:

@@ -111,6 +111,11 @@ class Sequence:
         """Known tokens whose KV is still to be computed."""
         return len(self.token_ids) - self.num_computed_tokens
 
+    @property
+    def answers(self) -> range:
+        """Indices of its request's answers that it stands for: its forks' too, until they begin."""
+        return range(self.index, self.index + self.num_seats)
+
     def append_token(self, token_id: int) -> None:
         """Add a sampled token; its KV is computed in a later step."""
         self.token_ids.append(token_id)

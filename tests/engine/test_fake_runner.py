@@ -275,6 +275,19 @@ def test_abort_frees_the_blocks_and_outputs_nothing_more(make_engine, make_reque
     assert engine.stats().num_free_blocks == 12
 
 
+@pytest.mark.parametrize("num_steps", [0, 1, 2])
+def test_abort_answers_for_every_answer_forked_or_not(make_engine, make_request, num_steps):
+    engine = make_engine()
+    engine.add(make_request("a", [5, 9, 2], n=3, max_tokens=9))
+    for _ in range(num_steps):
+        engine.step()
+    ended = engine.abort("a")
+    assert [(each.index, each.finish_reason) for each in ended] == [
+        (index, FinishReason.ABORT) for index in range(3)
+    ]
+    assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
 @pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE, 2**31])
 def test_a_prompt_id_outside_the_vocabulary_is_refused(make_engine, make_request, token_id):
     engine = make_engine()

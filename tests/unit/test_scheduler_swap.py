@@ -100,6 +100,16 @@ def test_the_cost_model_is_asked_with_blocks_and_computed_tokens(make_tight):
     assert (asked, b.status) == ([(3, 9)], WAITING)
 
 
+def test_the_cost_model_counts_no_block_that_a_window_has_left_behind(make_scheduler):
+    asked = []
+    driver = make_scheduler(window=4, swap_pays=lambda *costs: asked.append(costs))
+    a = driver.add("a", 17)
+    driver.step()
+    assert len(a.block_table) == 5
+    driver.scheduler.preempt(a, driver.now_s)
+    assert asked == [(2, 17)]
+
+
 def test_swapped_sequences_come_back_in_order_of_arrival_and_before_newcomers(make_scheduler):
     driver = make_scheduler(num_host_blocks=20, max_num_seqs=3)
     sequences = {name: driver.add(name, 6) for name in "abcd"}

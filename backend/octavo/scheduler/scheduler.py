@@ -22,7 +22,7 @@ from octavo.scheduler.policy import Policy
 from octavo.scheduler.seating import Seating
 from octavo.scheduler.stopping import StopRule
 from octavo.scheduler.waiting_queue import WaitingQueue
-from octavo.sequence import Sequence, SequenceStatus
+from octavo.sequence import NO_BLOCK, Sequence, SequenceStatus
 
 
 class Scheduler:
@@ -171,7 +171,9 @@ class Scheduler:
         """
         self.seating.leave(sequence)
         num_computed = sequence.num_computed_tokens
-        swaps = num_computed > 0 and self._swap_pays(len(sequence.block_table), num_computed)
+        # What a window has left behind need not be copied, but would be computed again.
+        num_blocks = len(sequence.block_table) - sequence.block_table.count(NO_BLOCK)
+        swaps = num_computed > 0 and self._swap_pays(num_blocks, num_computed)
         if swaps and self.cache.swap_out(sequence):
             sequence.status = SequenceStatus.SWAPPED
             self.num_swapped += 1
@@ -296,5 +298,5 @@ class Scheduler:
             TokenOutput(request_id, (), (), reason, index=index, timing=sequence.timing(now_s))
             for request_id in self._live.pop_overdue(now_s)
             for sequence in self.finish(request_id, reason)
-            for index in range(sequence.index, sequence.index + sequence.num_seats)
+            for index in sequence.answers
         ]
