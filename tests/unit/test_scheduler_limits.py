@@ -132,6 +132,17 @@ def test_requests_that_find_a_place_do_not_wait(make_scheduler):
         driver.add("j")
 
 
+def test_forks_find_a_place_only_with_blocks_of_their_own(make_scheduler):
+    driver = make_scheduler(num_blocks=8, max_num_seqs=6, max_num_queued_requests=1)
+    driver.add("a", 5, n=3)
+    driver.add("b", 5, n=3)
+    driver.add("c", 1)
+    with pytest.raises(QueueFull):
+        driver.add("d", 1)
+    driver.step()
+    assert driver.running == ["a", "a.1", "a.2"]
+
+
 def test_more_tokens_than_may_wait_are_refused_but_never_of_one_alone(make_scheduler):
     driver = make_scheduler(max_num_seqs=1, max_num_queued_tokens=10)
     driver.add("a", 5)

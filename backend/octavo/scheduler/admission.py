@@ -78,8 +78,9 @@ class Admission:
     def check_queue(self, sequence: Sequence) -> None:
         """Raise QueueFull if as much waits as may wait.
 
-        Sequences that the next step can admit do not count, and a sequence that would wait alone
-        is never refused for its tokens.
+        Sequences for which seats and blocks are free do not count, even if the steps to come have
+        to share their tokens among them; and a sequence that would wait alone is never refused for
+        its tokens.
         """
         limits, waiting = self._limits, self._waiting
         most_requests, most_tokens = limits.max_num_queued_requests, limits.max_num_queued_tokens
@@ -144,13 +145,14 @@ class Admission:
         return self._cache.num_free_blocks - promised - self._reserve
 
     def _startable(self) -> tuple[int, int]:
-        """Return how many of the queue the next step can admit, and their tokens."""
+        """Return for how many of the queue seats and blocks are free, and their tokens."""
         num_startable = num_tokens = 0
         num_free_seats = self._seating.num_free_seats
         num_blocks = self._num_spare_blocks(list(self._seating))
         for sequence in self._waiting:
             num_free_seats -= sequence.num_seats
             num_blocks -= self._cache.num_blocks_for(sequence.num_tokens + 1)
+            num_blocks -= sequence.num_seats - 1
             if num_free_seats < 0 or num_blocks < 0:
                 break
             num_startable += 1
