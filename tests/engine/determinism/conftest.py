@@ -193,16 +193,15 @@ def _asks(make_prompts: Any, is_slow: bool) -> Asks:
 
 
 @pytest.fixture(scope="session")
-def load_model(checkpoints, drive, make_prompts) -> Callable[[str, str], ModelUnderTest]:
+def load_model(checkpoints, drive, make_prompts) -> Callable[..., ModelUnderTest]:
     """Return the model of a name in a dtype, loaded on first use."""
 
     @cache
-    def load(name: str, dtype: str) -> ModelUnderTest:
+    def load(name: str, dtype: str, cpu_threads: int = 1) -> ModelUnderTest:
         options = {
             "model": str(checkpoints[name]),
             "dtype": dtype,
-            # With threads that share a product there is more that could go wrong.
-            "cpu_threads": 2 if name in ("demo", "qwen3") else 1,
+            "cpu_threads": cpu_threads,
             "max_model_len": 512,
         }
         return ModelUnderTest(name, options, _asks(make_prompts, name == "demo"), drive)

@@ -52,3 +52,14 @@ def test_each_of_n_answers_is_that_of_a_request_with_its_seed(model):
     assert driver.counts["blocks copied"] > 0
     assert driver.engine.stats().num_preemptions_total == 0
     model.check(driver)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_threads_that_share_the_work_change_no_answer(load_model, dtype):
+    demo = load_model("demo", dtype, cpu_threads=2)
+    driver = demo.driver(max_num_batched_tokens=40, max_num_seqs=8, enable_prefix_caching=False)
+    driver.add_all(demo.asks)
+    driver.run()
+    assert driver.counts["most rows"] >= 4
+    assert driver.counts["chunks"] > 0
+    demo.check(driver)
