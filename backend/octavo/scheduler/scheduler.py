@@ -195,8 +195,7 @@ class Scheduler:
 
         Returns the sequences that were still live.
         """
-        group = self._live.sequences_of(request_id)
-        ended = [sequence for sequence in group if index in (None, sequence.index)]
+        ended = [s for s in self._live.sequences_of(request_id) if index in (None, s.index)]
         for sequence in ended:
             self._end(sequence, reason)
         return ended
@@ -251,12 +250,11 @@ class Scheduler:
             sequence.num_served_tokens = end
         if count > 1:
             self.cache.announce(sequence, end)
-        if end < len(sequence.token_ids):
-            return ScheduledSequence(sequence, count, ())
-        if sequence.num_seats == 1:
-            return ScheduledSequence(sequence, count, (sequence,))
-        forks = (sequence.fork(index) for index in range(1, sequence.num_seats))
-        return ScheduledSequence(sequence, count, (sequence, *forks))
+        draws: tuple[Sequence, ...] = (sequence,) if end == len(sequence.token_ids) else ()
+        if draws and sequence.num_seats > 1:
+            draws += tuple(sequence.fork(index) for index in range(1, sequence.num_seats))
+        # What a named tuple's own constructor does, in half the time.
+        return tuple.__new__(ScheduledSequence, (sequence, count, draws))
 
     def _begin(self, fork: Sequence, parent: Sequence) -> None:
         """Let a fork run beside its parent, which kept a seat for it."""
