@@ -12,6 +12,9 @@ first block, so there it is one block of each of 50 prompts.
 All pools take turns in one run; medians over the repeats. Before each operation the processor's
 caches are swept, as the forward pass between two steps does: else the small pool alone would lie in
 them, and the ratio would tell the speed of memory. `--warm` leaves the sweep out, to show that.
+
+Where the kernel gives huge pages on request only, GLIBC_TUNABLES=glibc.malloc.hugetlb=1 in the
+environment takes the cost of address translation out, which is most of what grows with the pool.
 """
 
 from __future__ import annotations
