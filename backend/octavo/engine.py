@@ -12,9 +12,10 @@ from typing import Protocol
 
 import torch
 
+from octavo.cache.block_copies import BlockCopies
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import EngineConfig
-from octavo.errors import InvalidRequest
+from octavo.errors import EngineDead, InvalidRequest
 from octavo.executor.model_runner import ModelRunner
 from octavo.inspection import Inspection, inspect_scheduler
 from octavo.request import EngineInfo, FinishReason, Request, StepOutput, StepStats, TokenOutput
@@ -77,6 +78,8 @@ class Engine:
         self.scheduler = _make_scheduler(config, runner)
         self._runner = runner
         self._clock = clock
+        self._copies = BlockCopies()
+        """Those of the step under way."""
         self._stats = StepStats()
 
     @classmethod
@@ -129,10 +132,17 @@ class Engine:
         """Run one step of the model over the sequences that the scheduler picks.
 
         There must be unfinished requests.
+
+        Raises:
+            EngineDead: an earlier step failed when blocks had to be copied, and may not have been.
         """
+        if self._copies:
+            raise EngineDead("an earlier step failed while it copied blocks; load the model again")
         self.scheduler.resume(self._runner.arrived(), self._clock())
         scheduled = self.scheduler.schedule(self._clock())
+        self._copies = scheduled.copies
         logits = self._runner.execute(scheduled)
+        self._copies = BlockCopies()
         batch = build_sampling_batch(scheduled.sampling, self.scheduler.stopping.ending_token_ids)
         sampled = sample(logits, batch)
         outputs = self.scheduler.update(scheduled, sampled, self._clock())

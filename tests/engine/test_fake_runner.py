@@ -10,7 +10,7 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine
-from octavo.errors import InvalidRequest, PromptTooLong, QueueFull
+from octavo.errors import EngineDead, InvalidRequest, PromptTooLong, QueueFull
 from octavo.request import EngineInfo, FinishReason, SequenceTiming, StepStats, TokenOutput
 from octavo.scheduler.output import SchedulerOutput
 from octavo.scheduler.preemption import PreemptionCosts
@@ -60,9 +60,9 @@ class FakeRunner:
 def make_engine():
     """Make an engine over the fake runner: 12 blocks of 8 tokens, and time stands still."""
 
-    def make(**options) -> Engine:
+    def make(runner: FakeRunner | None = None, **options) -> Engine:
         values = {"block_size": 8, "max_num_seqs": 4, "max_num_batched_tokens": 16, **options}
-        return Engine(EngineConfig("fake", **values), FakeRunner(), clock=lambda: 0.0)
+        return Engine(EngineConfig("fake", **values), runner or FakeRunner(), clock=lambda: 0.0)
 
     return make
 
@@ -309,3 +309,19 @@ def test_a_refused_request_disturbs_nobody(make_engine, make_request, run):
     outputs = run(engine)
     assert list(outputs) == ["a"]
     assert [o.token_ids[0] for o in outputs["a"]] == continue_by_hand(list(range(10, 15)), 2)
+
+
+def test_an_engine_whose_step_failed_with_copies_refuses_to_go_on(make_engine, make_request, run):
+    class FailingRunner(FakeRunner):
+        def execute(self, output: SchedulerOutput) -> torch.Tensor:
+            if output.copies:
+                raise RuntimeError("the device is gone")
+            return super().execute(output)
+
+    engine = make_engine(FailingRunner(), preemption_mode="swap", enable_prefix_caching=False)
+    for name in "ab":
+        engine.add(make_request(name, 30, temperature=0, max_tokens=30))
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        run(engine)
+    with pytest.raises(EngineDead, match=r"^an earlier step failed while it copied blocks;"):
+        engine.step()

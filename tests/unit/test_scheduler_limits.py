@@ -125,11 +125,22 @@ def test_more_requests_than_may_wait_are_refused(make_scheduler):
 
 
 def test_requests_that_find_a_place_do_not_wait(make_scheduler):
-    driver = make_scheduler(max_num_seqs=8, max_num_queued_requests=1)
+    driver = make_scheduler(max_num_seqs=8, max_num_batched_tokens=40, max_num_queued_requests=1)
     for name in "abcdefghi":
         driver.add(name)
     with pytest.raises(QueueFull):
         driver.add("j")
+
+
+def test_requests_for_which_a_step_has_no_tokens_left_wait(make_scheduler):
+    driver = make_scheduler(max_num_seqs=8, max_num_queued_requests=1)
+    driver.add("a", 20)
+    driver.add("b", 20)
+    driver.add("c", 20)
+    with pytest.raises(QueueFull, match=r"^1 sequences wait and max_num_queued_requests is 1;"):
+        driver.add("d", 20)
+    assert driver.step() == [("a", 20, 1), ("b", 12, 0)]
+    assert driver.waiting == ["c"]
 
 
 def test_forks_find_a_place_only_with_blocks_of_their_own(make_scheduler):

@@ -78,9 +78,8 @@ class Admission:
     def check_queue(self, sequence: Sequence) -> None:
         """Raise QueueFull if as much waits as may wait.
 
-        Sequences for which seats and blocks are free do not count, even if the steps to come have
-        to share their tokens among them; and a sequence that would wait alone is never refused for
-        its tokens.
+        Sequences that the next step can start do not count, and a sequence that would wait alone is
+        never refused for its tokens.
         """
         limits, waiting = self._limits, self._waiting
         most_requests, most_tokens = limits.max_num_queued_requests, limits.max_num_queued_tokens
@@ -145,11 +144,15 @@ class Admission:
         return self._cache.num_free_blocks - promised - self._reserve
 
     def _startable(self) -> tuple[int, int]:
-        """Return for how many of the queue seats and blocks are free, and their tokens."""
+        """Return how many of the queue the next step can start, and their tokens."""
         num_startable = num_tokens = 0
         num_free_seats = self._seating.num_free_seats
         num_blocks = self._num_spare_blocks(list(self._seating))
+        running = self._seating.running
+        budget = self._limits.max_num_batched_tokens - sum(s.num_uncomputed_tokens for s in running)
         for sequence in self._waiting:
+            if num_tokens >= budget:
+                break
             num_free_seats -= sequence.num_seats
             num_blocks -= self._cache.num_blocks_for(sequence.num_tokens + 1)
             num_blocks -= sequence.num_seats - 1

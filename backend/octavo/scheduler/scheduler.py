@@ -102,8 +102,7 @@ class Scheduler:
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Plan one step and allocate its blocks.
 
-        Mutates queues, statuses and block tables; token counts of those that run change only in
-        `update`.
+        Mutates queues, statuses and block tables; `update` moves the token counts of who runs.
         """
         ended = self._end_overdue(now_s)
         budget = self.limits.max_num_batched_tokens
@@ -113,8 +112,7 @@ class Scheduler:
         running, index, place = self.running, 0, self._place_of_head()
         while budget:
             if index == place:
-                is_admitted = self._admit(index, preempted, now_s)
-                place = self._place_of_head() if is_admitted else None
+                place = self._place_of_head() if self._admit(index, preempted, now_s) else None
                 continue
             if index == len(running):
                 break
@@ -214,12 +212,14 @@ class Scheduler:
         return None if head is None else self.seating.place_of(head)
 
     def _admit(self, index: int, preempted: list[Sequence], now_s: float) -> bool:
-        """Admit the head of the queue before `running[index]`, or leave it where it is.
+        """Admit the head of the queue before `running[index]`; return whether it was admitted.
 
-        Those after it make room if that is enough, last first. Returns whether it was admitted.
+        Those after it make room if that is enough, last first.
         """
         sequence = self.waiting.head
         assert sequence is not None, "the queue is empty"
+        if index == len(self.running) and sequence.num_seats > self.seating.num_free_seats:
+            return False
         while not self.admission.fits(sequence, prefix := self.cache.find_cached(sequence)):
             if not self.admission.could_fit(sequence, prefix, index):
                 return False
