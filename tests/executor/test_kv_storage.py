@@ -41,6 +41,14 @@ def test_more_swap_space_than_memory_is_refused():
     )
 
 
+@pytest.mark.parametrize("name", ["num_kv_blocks", "kv_cache_memory_bytes"])
+def test_a_kv_cache_larger_than_memory_is_refused_by_the_name_of_its_option(name):
+    total = psutil.virtual_memory().total
+    value = total // SHAPE.bytes_per_block + 1 if name == "num_kv_blocks" else total + 1
+    with pytest.raises(ConfigError, match=rf"^option {name} is .* at most the {total:,} bytes of"):
+        choose_num_blocks(EngineConfig("model", **{name: value}), SHAPE, torch.device("cpu"))
+
+
 def test_a_kv_cache_too_small_for_one_block_is_refused():
     config = EngineConfig("model", kv_cache_memory_bytes=1000)
     with pytest.raises(ConfigError, match="1,000 bytes for the KV cache hold no block of"):

@@ -110,7 +110,7 @@ KEYS = {"priority": "-2", "deadline_ms": 500, "tenant": "gold", "cache_salt": "s
         {"parameters": {"temperature": 0, **KEYS}},
         {"sampling_parameters": '{"temperature": 0}', "parameters": KEYS},
         {
-            "sampling_parameters": '{"temperature": 0, "tenant": "gold"}',
+            "sampling_parameters": '{"temperature": 0, "tenant": "gold", "priority": null}',
             "parameters": KEYS | {"tenant": "another"},
         },
     ],
@@ -140,6 +140,18 @@ def test_the_protocols_timeout_is_a_deadline_and_the_earliest_counts(
     decode: Callable[..., DecodedRequest], request_: dict[str, Any], deadline_ms: float | None
 ) -> None:
     assert decode(text_input="a", **request_).scheduling.deadline_ms == deadline_ms
+
+
+def test_parameters_that_are_not_utf_8_are_the_clients_fault(
+    make_request: Callable[..., Any],
+) -> None:
+    class Garbled(type(make_request())):  # type: ignore[misc]
+        def parameters(self) -> str:
+            return b'{"tenant": "\xff"}'.decode()
+
+    message = "^the request's parameters have byte 0xff but must be valid UTF-8$"
+    with pytest.raises(InvalidRequest, match=message):
+        decode_request(Garbled(text_input="a"), VOCAB_SIZE)
 
 
 def test_what_the_protocol_leaves_in_the_parameters_is_no_error(

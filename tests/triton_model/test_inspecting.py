@@ -67,11 +67,12 @@ def test_a_busy_engine_answers_between_two_steps(
     ("value", "tensors", "message"),
     [
         (False, {}, "inspect is False but must be true, or absent"),
+        (1, {}, "inspect is 1 but must be true, or absent"),
         (True, {"text_input": "a"}, "inspect takes no tensors but the request has text_input"),
     ],
 )
 def test_a_wrong_question_is_refused(
-    make_service: MakeService, look: Look, value: bool, tensors: dict[str, str], message: str
+    make_service: MakeService, look: Look, value: object, tensors: dict[str, str], message: str
 ) -> None:
     error = look(make_service(allow_inspect=True), value, **tensors).wait_final().error
     assert (error.code, error.reason) == ("INVALID_ARG", message)

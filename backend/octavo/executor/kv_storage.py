@@ -26,12 +26,15 @@ def choose_num_blocks(config: EngineConfig, shape: KVCacheShape, device: torch.d
     `gpu_memory_utilization` of it, on CPU a quarter of it and at most 4 GiB.
 
     Raises:
-        ConfigError: not even one block fits.
+        ConfigError: not even one block fits, or the machine does not have so much memory.
     """
     if config.num_kv_blocks is not None:
         num_blocks = config.num_kv_blocks
+        name = f"option num_kv_blocks is {num_blocks:,}, which in bytes"
+        _check_fits(name, num_blocks * shape.bytes_per_block, _total_memory_bytes(device))
     else:
         memory_bytes = config.kv_cache_memory_bytes or _default_memory_bytes(config, device)
+        _check_fits("option kv_cache_memory_bytes", memory_bytes, _total_memory_bytes(device))
         num_blocks = memory_bytes // shape.bytes_per_block
         if num_blocks < 1:
             raise ConfigError(
@@ -54,24 +57,40 @@ def choose_num_host_blocks(config: EngineConfig, shape: KVCacheShape) -> int:
     `swap_space_bytes` decides if given, else a tenth of the free memory and at most 4 GiB.
 
     Raises:
-        ConfigError: this machine does not have so much memory.
+        ConfigError: this machine does not have so much memory, or it is to be used but holds no
+            block.
     """
     memory = psutil.virtual_memory()
     swap_bytes = config.swap_space_bytes
     if swap_bytes is None:
         swap_bytes = min(int(memory.available * _SWAP_SHARE_OF_FREE_MEMORY), _SWAP_MAX_BYTES)
-    if swap_bytes > memory.total:
-        raise ConfigError(
-            f"option swap_space_bytes is {swap_bytes:,} but must be at most the "
-            f"{memory.total:,} bytes of memory that this machine has"
-        )
+    _check_fits("option swap_space_bytes", swap_bytes, memory.total)
     num_blocks = swap_bytes // shape.bytes_per_block
+    if config.preemption_mode == "swap" and not num_blocks:
+        raise ConfigError(
+            f"option preemption_mode is 'swap' but the swap space is {swap_bytes:,} bytes and must "
+            f"be at least the {shape.bytes_per_block:,} of one KV block; raise swap_space_bytes"
+        )
     logger.info(
         "swap space: %s blocks, %.0f MiB of host memory",
         f"{num_blocks:,}",
         num_blocks * shape.bytes_per_block / 2**20,
     )
     return num_blocks
+
+
+def _check_fits(what: str, num_bytes: int, total_bytes: int) -> None:
+    if num_bytes > total_bytes:
+        raise ConfigError(
+            f"{what} is {num_bytes:,} but must be at most the {total_bytes:,} bytes of memory that "
+            "this machine has"
+        )
+
+
+def _total_memory_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return int(psutil.virtual_memory().total)
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def _default_memory_bytes(config: EngineConfig, device: torch.device) -> int:

@@ -21,7 +21,12 @@ from octavo.request_keys import check_range, read_json, read_json_object, read_v
 from octavo.sampling_params import SamplingParams
 from octavo.scheduling_params import SCHEDULING_KEYS, SchedulingParams
 from octavo.triton_model.pb_utils import AutoCompleteConfig, InferenceRequest, PbUtils
-from octavo.triton_model.tensor_values import read_flag, read_string, read_token_ids
+from octavo.triton_model.tensor_values import (
+    read_flag,
+    read_parameters,
+    read_string,
+    read_token_ids,
+)
 
 _PROMPTS = ("text_input", "input_ids", "messages")
 #: Flag to the output it asks for; `text_output` always comes.
@@ -227,7 +232,7 @@ def _read_params(
 ) -> tuple[SamplingParams, SchedulingParams]:
     own = {
         key: value
-        for key, value in json.loads(request.parameters() or "{}").items()
+        for key, value in json.loads(read_parameters(request) or "{}").items()
         if key not in _PROTOCOL_PARAMETERS and not key.startswith(_PROTOCOL_PREFIX)
     }
     timeouts_us = [request.timeout(), _read_timeout(own.pop("timeout", None))]
@@ -236,7 +241,8 @@ def _read_params(
         name = "sampling_parameters"
         in_tensor = read_json_object(name, read_string(name, tensors[name]))
         # The tensor may hold them too, and is the closer to the request's author.
-        keys = {key: own[key] for key in SCHEDULING_KEYS if key in own} | in_tensor
+        given = {key: value for key, value in in_tensor.items() if value is not None}
+        keys = {key: own[key] for key in SCHEDULING_KEYS if key in own} | given
     scheduling = SchedulingParams.from_mapping(keys)
     for timeout_us in filter(None, timeouts_us):
         scheduling = scheduling.at_the_latest(timeout_us / 1000.0)

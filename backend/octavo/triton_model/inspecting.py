@@ -14,6 +14,7 @@ from octavo.request import FinishReason
 from octavo.request_keys import read_json_object, refused
 from octavo.triton_model.codec import AnswerData, ResponseData, ResponseOptions
 from octavo.triton_model.pb_utils import InferenceRequest, ResponseSender
+from octavo.triton_model.tensor_values import read_parameters
 
 _PARAMETER = "inspect"
 
@@ -27,9 +28,10 @@ def asks_to_inspect(request: InferenceRequest, is_allowed: bool) -> bool:
         InvalidRequest: it asks for both, or the engine's options do not allow it.
     """
     # Nearly every request ends here, before anything is parsed.
-    if _PARAMETER not in request.parameters():
+    text = read_parameters(request)
+    if _PARAMETER not in text:
         return False
-    parameters = read_json_object("parameters", request.parameters())
+    parameters = read_json_object("parameters", text)
     if _PARAMETER not in parameters:
         return False
     if not is_allowed:
@@ -37,7 +39,7 @@ def asks_to_inspect(request: InferenceRequest, is_allowed: bool) -> bool:
             "inspect is not allowed: the engine's option allow_inspect is false; set it to true "
             "in engine.json to show sequences and blocks to every client"
         )
-    if parameters[_PARAMETER] not in (True, "true"):
+    if parameters[_PARAMETER] is not True and parameters[_PARAMETER] != "true":
         raise refused(_PARAMETER, parameters[_PARAMETER], "true, or absent")
     names = [tensor.name() for tensor in request.inputs()]
     if names:

@@ -40,9 +40,10 @@ class _Answer:
 def missed_deadline(request: Request) -> RequestCancelled:
     """Return the error for a request whose deadline passed before it had any token."""
     assert request.deadline_s is not None, f"{request.request_id} has no deadline"
-    allowed_ms = (request.deadline_s - request.arrival_s) * 1000.0
+    digits = f"{(request.deadline_s - request.arrival_s) * 1000.0:,.3f}"
+    allowed_ms = digits.rstrip("0").rstrip(".")
     return RequestCancelled(
-        f"the request passed its deadline of {allowed_ms:,.0f} ms before its first token; "
+        f"the request passed its deadline of {allowed_ms} ms before its first token; "
         "send it again when fewer requests wait, or give it more time"
     )
 

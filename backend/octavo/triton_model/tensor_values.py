@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import InvalidRequest
+from octavo.triton_model.pb_utils import InferenceRequest
 
 
 def read_flag(name: str, tensors: Mapping[str, npt.NDArray[Any]], default: bool) -> bool:
@@ -37,6 +38,21 @@ def read_string(name: str, array: npt.NDArray[Any]) -> str:
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"{name} has byte 0x{error.object[error.start]:02x} at position {error.start:,} "
+            "but must be valid UTF-8"
+        ) from None
+
+
+def read_parameters(request: InferenceRequest) -> str:
+    """Return a request's own parameters as JSON.
+
+    Raises:
+        InvalidRequest: a key or a value is not UTF-8.
+    """
+    try:
+        return request.parameters()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"the request's parameters have byte 0x{error.object[error.start]:02x} "
             "but must be valid UTF-8"
         ) from None
 
