@@ -137,7 +137,12 @@ class AsyncClient:
         timeout_s: float | None = None,
         **params: Any,
     ) -> AsyncDeltaStream:
-        """Send one request and return its answer as it grows; arguments as in `Client.stream`."""
+        """Send one request and return its answer as it grows; arguments as in `Client.stream`.
+
+        Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `max_tokens`,
+        `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`, and of scheduling `priority`,
+        `deadline_ms`, `tenant`, `cache_salt`.
+        """
         request = encode_request(self.model, Prompt(prompt, messages, input_ids), True, params)
         return self._send(request, timeout_s)
 
@@ -150,7 +155,12 @@ class AsyncClient:
         timeout_s: float | None = None,
         **params: Any,
     ) -> Completion:
-        """Send one request, wait for all of it and return it; as `Client.generate`."""
+        """Send one request, wait for all of it and return it; as `Client.generate`.
+
+        Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `max_tokens`,
+        `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`, and of scheduling `priority`,
+        `deadline_ms`, `tenant`, `cache_salt`.
+        """
         request = encode_request(self.model, Prompt(prompt, messages, input_ids), False, params)
         async with self._send(request, timeout_s) as deltas:
             return Completion.from_deltas([delta async for delta in deltas])

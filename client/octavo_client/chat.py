@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -26,10 +27,23 @@ class Chat:
 
     In a terminal Ctrl-C and errors end the answer only. Read from a file or pipe, one line is
     one turn, nothing prompts, and Ctrl-C or the first error ends the conversation.
+
+    Args:
+        system: instructions that open the conversation.
+        params: arguments of `Client.stream`.
+        describe: returns what a person reads of an error.
     """
 
-    def __init__(self, client: Client, system: str | None, params: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        system: str | None,
+        params: dict[str, Any],
+        *,
+        describe: Callable[[OctavoClientError], str],
+    ) -> None:
         self._client = client
+        self._describe = describe
         self._params = params
         self._opening = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._opening)
@@ -75,8 +89,10 @@ class Chat:
             click.echo()
             if not self._interactive:
                 raise
-            message = "stopped" if isinstance(error, KeyboardInterrupt) else f"Error: {error}"
-            click.echo(message, err=True)
+            if isinstance(error, OctavoClientError):
+                click.echo(f"Error: {self._describe(error)}", err=True)
+            else:
+                click.echo("stopped", err=True)
         if answer:
             self._messages.append({"role": "assistant", "content": "".join(answer)})
         else:
@@ -85,7 +101,7 @@ class Chat:
     def _stream_answer(self, answer: list[str], meter: Meter) -> None:
         with self._client.stream(messages=self._messages, **self._params) as deltas:
             for delta in deltas:
-                meter.add(delta.num_output_tokens)
+                meter.add(delta)
                 if delta.text:
                     answer.append(delta.text)
                     click.echo(delta.text, nl=False)

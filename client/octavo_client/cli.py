@@ -1,7 +1,7 @@
 """Commands of the client: `generate`, `chat`, `health` and `inspect`.
 
 Exit codes: 0 done, 1 the server failed or cannot be reached, 2 the request is wrong,
-130 stopped by Ctrl-C. Answers go to stdout, everything else to stderr.
+130 stopped by Ctrl-C. Answers, and headings between several, go to stdout, all else to stderr.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from octavo_client.chat import Chat
 from octavo_client.cli_options import (
     connected,
     connection_options,
+    in_terms_of_options,
     request_params,
     sampling_options,
+    seconds,
 )
 from octavo_client.client import Client
 from octavo_client.errors import OctavoClientError
@@ -54,22 +56,20 @@ def generate(
 def chat(url: str, model: str, system: str | None, **options: Any) -> None:
     """Talk with the model; the conversation is kept until /clear, /exit or Ctrl-D."""
     with connected(url, model) as client:
-        Chat(client, system, request_params(options)).run()
+        Chat(client, system, request_params(options), describe=in_terms_of_options).run()
 
 
 @click.command()
 @connection_options
-@click.option(
-    "--timeout", type=float, default=10.0, show_default=True, help="Seconds to wait for the token."
-)
+@seconds("--timeout", default=10.0, show_default=True, help="Seconds to wait for the token.")
 def health(url: str, model: str, timeout: float) -> None:
     """Generate one token; exit 0 if it came in time, else 1."""
     with connected(url, model) as client:
         try:
-            seconds = client.health(timeout)
+            took_s = client.health(timeout)
         except OctavoClientError as error:
-            raise click.ClickException(str(error)) from None
-    click.echo(f"ok: {model} at {url} generated a token in {seconds:.3f} s")
+            raise click.ClickException(in_terms_of_options(error)) from None
+    click.echo(f"ok: {model} at {url} generated a token in {took_s:.3f} s")
 
 
 #: What the `octavo` command adds to its group.
@@ -79,16 +79,14 @@ COMMANDS: tuple[click.Command, ...] = (generate, chat, health, inspect)
 def _print_whole(client: Client, prompt: str, params: dict[str, Any], as_json: bool) -> None:
     meter = Meter()
     completion = client.generate(prompt, **params)
-    meter.add(sum(answer.num_output_tokens for answer in completion.answers))
-    for index, answer in enumerate(completion.answers):
-        if as_json:
-            click.echo(_to_json(_as_delta(completion, index)))
-            continue
-        if len(completion.answers) > 1:
-            place = f"{index + 1} of {len(completion.answers)}"
-            click.echo(f"--- {place}: {answer.finish_reason} ---", err=True)
-        click.echo(answer.text)
-    _print_stats(meter, completion)
+    count = len(completion.answers)
+    deltas = [_as_delta(completion, index) for index in range(count)]
+    meter.add(*deltas)
+    for place, delta in enumerate(deltas, start=1):
+        if count > 1 and not as_json:
+            click.echo(f"--- {place} of {count}: {delta.finish_reason} ---")
+        click.echo(_to_json(delta) if as_json else delta.text)
+    click.echo(f"[{meter.summary()}]", err=True)
 
 
 def _as_delta(completion: Completion, index: int) -> Delta:
@@ -110,19 +108,12 @@ def _print_growing(client: Client, prompt: str, params: dict[str, Any], as_json:
     try:
         with client.stream(prompt, **params) as deltas:
             for last in deltas:
-                meter.add(last.num_output_tokens)
+                meter.add(last)
                 click.echo(_to_json(last) if as_json else last.text, nl=as_json)
     finally:
         if last is not None and not as_json:
             click.echo()
-    if last is not None:
-        _print_stats(meter, last)
-
-
-def _print_stats(meter: Meter, last: Delta | Completion) -> None:
-    cached = last.timing.cached_tokens if last.timing else 0
-    read = f"{last.num_input_tokens} tokens read" + (f", {cached} of them cached" if cached else "")
-    click.echo(f"[{read}; {meter.summary()}; {last.finish_reason}]", err=True)
+    click.echo(f"[{meter.summary()}]", err=True)
 
 
 def _to_json(delta: Delta) -> str:

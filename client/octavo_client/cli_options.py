@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -15,9 +16,23 @@ _INTERRUPTED = 130
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+#: Arguments of the client and tensors by names that no option has.
+_OTHER_NAMES = {
+    "deadline_ms": "--deadline in milliseconds",
+    "text_input": "PROMPT",
+    "timeout_s": "--timeout",
+}
+
+
+def seconds(*names: str, **attributes: Any) -> Callable[[Command], Command]:
+    """Return the decorator that adds an option of seconds, above 0."""
+    return click.option(*names, type=click.FloatRange(min=0, min_open=True), **attributes)
+
+
+_SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
 _CONNECTION = (
-    click.option("--url", default="127.0.0.1:8001", show_default=True, help="Host and gRPC port."),
-    click.option("--model", default="octavo", show_default=True, help="Model name on the server."),
+    click.option("--url", default="127.0.0.1:8001", help="Host and gRPC port.", **_SHOWN),
+    click.option("--model", default="octavo", help="Model name on the server.", **_SHOWN),
 )
 _SAMPLING = (
     click.option("--max-tokens", type=int, help="Tokens to generate at most."),
@@ -27,13 +42,11 @@ _SAMPLING = (
     click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest."),
     click.option("--seed", type=int, help="The same seed gives the same answer."),
     click.option("--stop", multiple=True, help="End before this text; may be given repeatedly."),
-    click.option("--timeout", type=float, help="Seconds for a whole answer; default: no limit."),
+    seconds("--timeout", help="Seconds for a whole answer; default: no limit."),
 )
 _SCHEDULING = (
     click.option("--priority", type=int, help="Lower runs first, where the server heeds it."),
-    click.option(
-        "--deadline", type=float, help="Seconds until the server ends it with what there is."
-    ),
+    seconds("--deadline", help="Seconds until the server ends it with what there is."),
     click.option("--tenant", help="Who asks, where the server shares fairly among tenants."),
     click.option("--cache-salt", help="Share cached prefixes only with requests of this salt."),
 )
@@ -70,6 +83,13 @@ def request_params(options: dict[str, Any]) -> dict[str, Any]:
     return params
 
 
+def in_terms_of_options(error: OctavoClientError) -> str:
+    """Return what an error says, a parameter it opens with named as the running command does."""
+    names = {str(each.name): each.opts[0] for each in click.get_current_context().command.params}
+    names |= _OTHER_NAMES
+    return re.sub(r"^\w+(?= (is|has) )", lambda found: names.get(found[0], found[0]), str(error))
+
+
 @contextmanager
 def connected(url: str, model: str) -> Iterator[Client]:
     """Open a client; end the command with a line and an exit code when anything fails."""
@@ -77,7 +97,7 @@ def connected(url: str, model: str) -> Iterator[Client]:
         with Client(url, model) as client:
             yield client
     except InvalidRequest as error:
-        raise BadRequest(str(error)) from None
+        raise BadRequest(in_terms_of_options(error)) from None
     except OctavoClientError as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:

@@ -143,8 +143,9 @@ class Client:
             messages: dicts with `role` and `content`; the server renders the chat template.
             input_ids: the prompt as token ids.
             timeout_s: overrides the client's; `math.inf` lifts it.
-            params: sampling and scheduling parameters, such as `max_tokens`, `temperature`,
-                `stop`, `n`, `priority`, `deadline_ms`, `tenant`, `cache_salt`.
+            params: `n`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `max_tokens`,
+                `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`, and of scheduling
+                `priority`, `deadline_ms`, `tenant`, `cache_salt`.
 
         Raises:
             OctavoClientError: here if the request cannot be sent, else from the iterator.
@@ -164,6 +165,10 @@ class Client:
         """Send one request, wait for all of it and return it; arguments as in `stream`.
 
         With `n` above 1 its `answers` are n; what it has by itself is of the first.
+
+        Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `max_tokens`,
+        `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`, and of scheduling `priority`,
+        `deadline_ms`, `tenant`, `cache_salt`.
         """
         request = encode_request(self.model, Prompt(prompt, messages, input_ids), False, params)
         with self._send(request, timeout_s) as deltas:

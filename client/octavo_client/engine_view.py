@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from octavo_client.block_map import BlockMap
 
-#: Rows shown of the running, of the waiting and of the shared; the rest is counted.
+#: Rows shown of the running, of the waiting and of the shared at most; the rest is counted.
 MAX_ROWS = 24
 _GAP = 2
 _BLOCK_TABLE = "block table"
@@ -29,63 +30,102 @@ State = Mapping[str, Any]
 
 
 class EngineView:
-    """Blocks, totals, and every sequence in the order in which it is served."""
+    """Totals, every sequence in the order in which it is served, shared blocks, and the pools.
 
-    def __init__(self, state: State) -> None:
+    Args:
+        state: what `Client.inspect` returned.
+        max_lines: lines of the terminal, where the whole must be seen at once: sequences get what
+            room they need first, shared blocks and pools what is left.
+    """
+
+    def __init__(self, state: State, max_lines: int | None = None) -> None:
         self._state = state
+        self._max_lines = max_lines
         self._shared = {int(block): n for block, n in state["device"]["num_owners"].items()}
         by_request = Counter(sequence["request_id"] for sequence in state["sequences"])
         self._forked = {request_id for request_id, count in by_request.items() if count > 1}
+        self._running = [s for s in state["sequences"] if s["status"] in _RUNNING]
+        self._waiting = [s for s in state["sequences"] if s["status"] not in _RUNNING]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        state = self._state
-        yield BlockMap(f"blocks of {state['block_size']} tokens", state["device"]["states"])
-        if state["host"]["states"]:
-            yield BlockMap("host blocks", state["host"]["states"])
-        yield from self._totals()
-        sequences = state["sequences"]
-        yield from self._sequences(
-            "running", [s for s in sequences if s["status"] in _RUNNING], options.max_width
-        )
-        yield from self._sequences(
-            "waiting", [s for s in sequences if s["status"] not in _RUNNING], options.max_width
-        )
-        yield from self._shared_blocks()
+        width = options.max_width
+        pools = self._pools()
+        running, waiting, shared, *maps = self._share_out_rows(pools, width)
+        yield from map(self._line, self._totals())
+        yield from self._sequences("running", self._running[:running], len(self._running), width)
+        yield from self._sequences("waiting", self._waiting[:waiting], len(self._waiting), width)
+        yield from self._shared_blocks(shared)
+        for (title, states), num_rows in zip(pools, maps, strict=True):
+            yield from self._gap()
+            yield BlockMap(title, states, num_rows)
 
-    def _totals(self) -> Iterator[Text]:
+    def _pools(self) -> list[tuple[str, str]]:
+        """Return the title and the states of each pool that has blocks."""
+        title = f"blocks of {self._state['block_size']} tokens"
+        pools = [(title, self._state["device"]["states"])]
+        host = self._state["host"]["states"]
+        return [*pools, ("host blocks", host)] if host else pools
+
+    def _share_out_rows(self, pools: Sequence[tuple[str, str]], width: int) -> list[int]:
+        """Return the rows of the running, the waiting, the shared blocks and each pool."""
+        lists = [min(len(queue), MAX_ROWS) for queue in (self._running, self._waiting)]
+        others = [min(len(self._shared), MAX_ROWS)]
+        others += [BlockMap(title, states).num_rows(width) for title, states in pools]
+        if self._max_lines is None:
+            return lists + others
+        num_titles = len(list(self._totals())) + sum(1 + bool(rows) for rows in lists)
+        num_titles += bool(self._shared) + 2 * len(pools)
+        left = self._max_lines - num_titles
+        lists = _share_out(left - sum(map(bool, others)), lists)
+        return lists + _share_out(left - sum(lists), others)
+
+    def _totals(self) -> Iterator[str]:
         state = self._state
         allocated, used = state["num_allocated_slots"], state["num_used_slots"]
         query, hit = state["num_query_tokens"], state["num_hit_tokens"]
         swaps, recomputes = state["num_swap_preemptions"], state["num_recompute_preemptions"]
-        yield Text(
+        yield (
             f"slots: {allocated:,} allocated, {used:,} used, "
             f"{_percent(allocated - used, allocated)} waste"
         )
-        yield Text(
-            f"prefix cache: {hit:,} of {query:,} prompt tokens found, {_percent(hit, query)} hits"
-        )
-        yield Text(f"preemptions: {swaps:,} by swap, {recomputes:,} by recomputing")
+        yield f"prefix cache: {hit:,} of {query:,} prompt tokens found, {_percent(hit, query)} hits"
+        yield f"preemptions: {swaps:,} by swap, {recomputes:,} by recomputing"
+        if state["sequences"]:
+            forked = (
+                f"; {_printable(min(self._forked))}[1]: its second answer" if self._forked else ""
+            )
+            yield f"computed: tokens with KV / known tokens{forked}"
 
     def _sequences(
-        self, title: str, sequences: Sequence[State], width: int
+        self, title: str, shown: Sequence[State], count: int, width: int
     ) -> Iterator[Text | Table]:
-        yield Text(f"\n{len(sequences):,} {title}{', first to last' if sequences else ''}")
-        if not sequences:
-            return
-        shown = enumerate(sequences[:MAX_ROWS], start=1)
-        yield _table([self._cells(place, sequence) for place, sequence in shown], width)
-        if len(sequences) > MAX_ROWS:
-            yield Text(f"and {len(sequences) - MAX_ROWS:,} more, which --json shows")
+        order = ", first to last" if count else ""
+        yield from self._gap()
+        yield self._line(f"{count:,} {title}{order}{_and_more(len(shown), count)}")
+        if shown:
+            rows = [self._cells(place, sequence) for place, sequence in enumerate(shown, start=1)]
+            yield _table(rows, width)
 
-    def _shared_blocks(self) -> Iterator[Text]:
+    def _shared_blocks(self, num_rows: int) -> Iterator[Text]:
+        if not self._shared:
+            return
         hashes = self._state["device"]["hashes"]
-        if self._shared:
-            yield Text(f"\n{len(self._shared):,} shared blocks, with hash and number of owners")
-        for block in sorted(self._shared)[:MAX_ROWS]:
+        count = len(self._shared)
+        noun = "block" if count == 1 else "blocks"
+        more = _and_more(num_rows, count)
+        yield from self._gap()
+        yield self._line(f"{count:,} shared {noun}, with hash and number of owners{more}")
+        for block in sorted(self._shared)[:num_rows]:
             name = hashes.get(str(block), "not full")
-            yield Text(f"{block:>6}  {name:<12}  {self._shared[block]:,}")
-        if len(self._shared) > MAX_ROWS:
-            yield Text(f"and {len(self._shared) - MAX_ROWS:,} more, which --json shows")
+            yield self._line(f"{block:>6}  {name:<12}  {self._shared[block]:,}")
+
+    def _gap(self) -> Iterator[Text]:
+        if self._max_lines is None:
+            yield Text()
+
+    def _line(self, text: str) -> Text:
+        """Return text that takes one line where lines are counted, else as many as it needs."""
+        return Text(text, no_wrap=self._max_lines is not None, overflow="ellipsis")
 
     def _cells(self, place: int, sequence: State) -> dict[str, str]:
         """Return what a table says of a sequence, the first to be left out last."""
@@ -114,14 +154,16 @@ class EngineView:
 
 
 def _table(rows: Sequence[Mapping[str, str]], width: int) -> Table:
-    """Lay out the columns that have content, as many as fit; the last may be cut short."""
+    """Lay out the columns that have content, as many as fit; only block tables are cut short."""
     titles = [title for title in rows[0] if title in _ALWAYS or any(row[title] for row in rows)]
     while _width_of(titles, rows) > width and titles[-1] not in _ALWAYS:
         titles.pop()
+    room = width - _width_of(titles, rows) + len(_BLOCK_TABLE)
     table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
     for title in titles:
         justify: Literal["left", "right"] = "left" if title in _LEFT else "right"
-        table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis")
+        limit = room if title == _BLOCK_TABLE else None
+        table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", max_width=limit)
     for row in rows:
         table.add_row(*(Text(row[title]) for title in titles))
     return table
@@ -131,7 +173,21 @@ def _width_of(titles: Sequence[str], rows: Sequence[Mapping[str, str]]) -> int:
     """Return the columns that a table takes at least; its block tables may be cut."""
     cells = {title: [title, *(row[title] for row in rows)] for title in titles}
     cells |= {_BLOCK_TABLE: [_BLOCK_TABLE]} if _BLOCK_TABLE in titles else {}
-    return sum(max(map(len, column)) + _GAP for column in cells.values()) - _GAP
+    return sum(max(map(cell_len, column)) + _GAP for column in cells.values()) - _GAP
+
+
+def _share_out(num_rows: int, wants: Sequence[int]) -> list[int]:
+    """Give each the rows that it wants, or where they are too few an equal share of the rest."""
+    given = [0] * len(wants)
+    left = max(num_rows, 0)
+    for num_served, place in enumerate(sorted(range(len(wants)), key=wants.__getitem__)):
+        given[place] = min(wants[place], left // (len(wants) - num_served))
+        left -= given[place]
+    return given
+
+
+def _and_more(num_shown: int, count: int) -> str:
+    return f"; {num_shown} shown, --json shows all" if num_shown < count else ""
 
 
 def _ranges(table: Sequence[int]) -> str:

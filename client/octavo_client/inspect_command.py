@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from octavo_client.cli_options import connected, connection_options
+from octavo_client.cli_options import connected, connection_options, seconds
 from octavo_client.client import Client
 from octavo_client.engine_view import EngineView
 
@@ -27,9 +27,7 @@ from octavo_client.engine_view import EngineView
     metavar="SECONDS",
     help="Look again after so many seconds, until Ctrl-C.",
 )
-@click.option(
-    "--timeout", type=float, default=10.0, show_default=True, help="Seconds to wait for the engine."
-)
+@seconds("--timeout", default=10.0, show_default=True, help="Seconds to wait for the engine.")
 def inspect(url: str, model: str, as_json: bool, interval_s: float | None, timeout: float) -> None:
     """Show the KV blocks and the queue of a running engine, if its server allows it."""
     is_live = interval_s is not None and not as_json
@@ -38,7 +36,7 @@ def inspect(url: str, model: str, as_json: bool, interval_s: float | None, timeo
             if as_json:
                 click.echo(json.dumps(state))
             else:
-                show(EngineView(state))
+                show(state)
 
 
 def _look(client: Client, interval_s: float | None, timeout_s: float) -> Iterator[dict[str, Any]]:
@@ -49,11 +47,11 @@ def _look(client: Client, interval_s: float | None, timeout_s: float) -> Iterato
 
 
 @contextmanager
-def _screen(is_live: bool) -> Iterator[Callable[[EngineView], None]]:
-    """Give a function that shows a view: in place of the last one on a terminal, else below it."""
+def _screen(is_live: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Give a function that draws a state: over the last one on a terminal, else below it."""
     console = Console(highlight=False)
     if not is_live or not console.is_terminal:
-        yield console.print
+        yield lambda state: console.print(EngineView(state))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        yield lambda view: live.update(view, refresh=True)
+        yield lambda state: live.update(EngineView(state, console.height), refresh=True)

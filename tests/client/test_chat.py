@@ -41,11 +41,12 @@ def test_the_conversation_is_kept(server, talk):
     ]
 
 
-def test_tokens_a_second_follow_each_answer_on_stderr(server, talk):
-    server.plays(server.delta("A", 1), server.last("!", 2))
+def test_what_was_read_and_how_fast_it_went_follows_each_answer_on_stderr(server, talk):
+    timing = server.TIMING.replace('"cached_tokens": 0', '"cached_tokens": 6')
+    server.plays(server.delta("A", 1), server.last("!", 2, timing=timing))
     stderr = talk("one\ntwo\n").stderr
-    assert stderr.count("2 tokens in ") == 2
-    assert stderr.count(" tokens/s]\n") == 2
+    assert stderr.count("[7 tokens read, 6 of them cached; 2 tokens in ") == 2
+    assert stderr.count(", 333.3 tokens/s; stop]\n") == 2
 
 
 def test_exit_leaves_before_the_end_of_input(server, talk):
@@ -122,7 +123,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server, terminal):
     terminal.press_ctrl_c()
     terminal.wait_for("> ")
     terminal.type("go on\n")
-    terminal.wait_for("tokens/s")
+    terminal.wait_for("1 token in ")
     terminal.wait_for("> ")
     terminal.type("\x04")
     assert terminal.process.wait(5) == 0
@@ -130,10 +131,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server, terminal):
 
 
 def test_an_error_stops_the_answer_and_not_the_chat(server, terminal):
-    server.plays(server.fail("UNAVAILABLE", "the queue is full"))
+    server.plays(server.refuse("INVALID_ARG: top_p is 7.0 but must be a number in (0, 1]"))
     terminal.wait_for("> ")
     terminal.type("one\n")
-    terminal.wait_for("the queue is full")
+    terminal.wait_for("Error: --top-p is 7.0 but must be")
     server.plays(server.last("Done", 1))
     terminal.wait_for("> ")
     terminal.type("two\n")

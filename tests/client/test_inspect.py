@@ -99,20 +99,15 @@ def test_both_clients_return_the_servers_json(server, client, state):
     assert asyncio.run(ask()) == state
 
 
-def test_the_picture_has_blocks_totals_queues_and_shared_blocks(server, run, state):
+def test_the_picture_has_totals_queues_shared_blocks_and_pools(server, run, state):
     server.plays(server.last(json.dumps(state)))
     result = run()
     assert (result.exit_code, result.stderr) == (0, "")
     assert [line.rstrip() for line in result.stdout.splitlines()] == [
-        "8 blocks of 4 tokens, 1 a cell",
-        "█ 2 shared  ▓ 2 used  ░ 2 cached  · 2 free",
-        "0 ██▓··▓░░",
-        "2 host blocks, 1 a cell",
-        "█ 0 shared  ▓ 1 used  ░ 0 cached  · 1 free",
-        "0 ▓·",
         "slots: 16 allocated, 11 used, 31.2 % waste",
         "prefix cache: 4 of 16 prompt tokens found, 25.0 % hits",
         "preemptions: 1 by swap, 2 by recomputing",
+        "computed: tokens with KV / known tokens; 7[1]: its second answer",
         "",
         "2 running, first to last",
         "#  request  status   computed  blocks  shared    age  block table",
@@ -127,6 +122,14 @@ def test_the_picture_has_blocks_totals_queues_and_shared_blocks(server, run, sta
         "2 shared blocks, with hash and number of owners",
         "     0  0123456789ab  2",
         "     1  not full      2",
+        "",
+        "8 blocks of 4 tokens, 1 a cell",
+        "█ 2 shared  ▓ 2 used  ░ 2 cached  · 2 free",
+        "0 ██▓··▓░░",
+        "",
+        "2 host blocks, 1 a cell",
+        "█ 0 shared  ▓ 1 used  ░ 0 cached  · 1 free",
+        "0 ▓·",
     ]
 
 
@@ -161,23 +164,86 @@ def test_colour_is_only_for_terminals(state):
 
 @pytest.mark.parametrize(("num_blocks", "blocks_a_cell"), [(1024, 1), (1025, 2), (1_000_000, 1024)])
 def test_a_pool_of_any_size_fits_into_sixteen_rows(num_blocks, blocks_a_cell):
-    title, _, *rows = drawn(BlockMap("blocks", "." * num_blocks), 80)
+    title, _, *rows = drawn(BlockMap("blocks", "c" * num_blocks), 80)
     assert len(rows) <= 16
-    assert sum(row.count("·") for row in rows) == -(-num_blocks // blocks_a_cell)
+    assert sum(row.count("░") for row in rows) == -(-num_blocks // blocks_a_cell)
     assert title == f"{num_blocks:,} blocks, {blocks_a_cell:,} a cell"
 
 
 def test_a_cell_of_many_blocks_shows_the_one_most_in_use():
-    _, _, first, *_ = drawn(BlockMap("blocks", ".c.u.suc" + "." * 2040), 80)
-    assert first == "   0 ░▓█▓" + "·" * 60
+    states = ".c.u.suc" + "." * 24
+    assert drawn(BlockMap("blocks", states, max_rows=1), 20) == [
+        "32 blocks, 2 a cell",
+        "█ 1 shared  ▓ 2 used",
+        " 0 ░▓█▓············",
+    ]
+
+
+def test_rows_of_free_blocks_are_one_line_and_leave_a_fine_scale_to_the_rest():
+    states = "uc" + "." * 62 + "." * 1000 + "s"
+    title, _, *rows = drawn(BlockMap("blocks", states), 80)
+    assert title == "1,065 blocks, 1 a cell"
+    assert rows == ["   0 ▓░" + "·" * 62, "  64 960 free blocks", "1024 " + "·" * 40 + "█"]
+    assert drawn(BlockMap("blocks", "." * 8192), 80)[2:] == ["   0 8,192 free blocks"]
+
+
+@pytest.mark.parametrize("height", [18, 24, 40])
+def test_a_watched_picture_fits_the_terminal_and_shows_the_sequences_first(state, height):
+    table = list(range(0, 8000, 2))
+    sequences = [make_sequence(str(i), "running", block_table=table) for i in range(30)]
+    sequences += [make_sequence(str(i), "waiting", waiting_s=0.5) for i in range(30, 60)]
+    state["sequences"] = sequences
+    state["device"] = {
+        "states": "us.c" * 20_000,
+        "hashes": {},
+        "num_owners": {str(block): 2 for block in range(1, 80_000, 4)},
+    }
+    state["host"] = {"states": "u..." * 20_000, "hashes": {}, "num_owners": {}}
+    lines = drawn(EngineView(state, height), 80)
+    assert len(lines) <= height
+    assert all(len(line) <= 80 for line in lines)
+    running, waiting, shared, device, host = (
+        next(place for place, line in enumerate(lines) if title in line)
+        for title in ("30 running", "30 waiting", "20,000 shared", "80,000 blocks", "80,000 host")
+    )
+    assert waiting - running >= 3, "a header and a sequence"
+    assert shared - waiting >= 3, "a header and a sequence"
+    assert host - device >= 3, "a title, a legend and a row"
+    assert len(lines) - host >= 3, "a title, a legend and a row"
+
+
+def test_what_fits_the_terminal_is_shown_whole(state):
+    lines = drawn(EngineView(state, 24), 80)
+    assert len(lines) == 21
+    assert [line for line in lines if "shown" in line] == []
+
+
+def test_only_the_block_table_is_cut_short(state):
+    table = [block for start in range(0, 400, 3) for block in (start, start + 1)]
+    state["sequences"] = [
+        make_sequence(
+            str(i), "running", block_table=table, num_tokens=1233, num_computed_tokens=1232
+        )
+        for i in range(2)
+    ]
+    lines = drawn(EngineView(state), 80)
+    start = lines.index("2 running, first to last") + 1
+    assert lines[start : start + 2] == [
+        "#  request  status    computed  blocks  shared    age  block table",
+        "1  0        running  1232/1233     268       2  2.5 s  0-1 3-4 6-7 9-10 12-13 1…",
+    ]
+
+
+def test_one_shared_block_is_no_plural(state):
+    state["device"]["num_owners"] = {"0": 2}
+    assert "1 shared block, with hash and number of owners" in drawn(EngineView(state), 80)
 
 
 def test_a_long_queue_is_counted_rather_than_listed(state):
     state["sequences"] = [make_sequence(str(i), "waiting", waiting_s=0.0) for i in range(1000)]
     lines = drawn(EngineView(state), 80)
-    assert "1,000 waiting, first to last" in lines
+    assert "1,000 waiting, first to last; 24 shown, --json shows all" in lines
     assert "24  23       waiting       0/4  0.0 s  2.5 s" in lines
-    assert "and 976 more, which --json shows" in lines
 
 
 def test_an_idle_engine_is_drawn_too(state):
@@ -242,4 +308,5 @@ def test_a_watched_picture_has_the_terminal_for_itself_until_the_end(server, sta
     enter, leave = "\x1b[?1049h", "\x1b[?1049l"
     screen = result.stdout.partition(enter)[2].partition(leave)[0]
     assert "2 running" in screen
+    assert "2 host blocks, 1 a cell" in screen
     assert (result.exit_code, result.stderr) == (2, "Error: enough\n")

@@ -72,9 +72,12 @@ def test_the_command_draws_it(tiny_server: TritonServer, stream: Client) -> None
     result = CliRunner().invoke(main, arguments, env={"COLUMNS": "80"})
     assert (result.exit_code, result.stderr) == (0, "")
     lines = [line.rstrip() for line in result.stdout.splitlines()]
-    assert lines[0] == "8,192 blocks of 16 tokens, 8 a cell"
-    assert "1 running, first to last" in lines
-    assert "0 waiting" in lines
+    first, second, third = (
+        next(place for place, line in enumerate(lines) if line.startswith(title))
+        for title in ("1 running, first to last", "0 waiting", "8,192 blocks of 16 tokens, ")
+    )
+    assert first < second < third
+    assert lines[-1].endswith(" free blocks"), "what nobody uses is one line"
 
 
 def test_two_streams_of_one_prompt_share_its_full_blocks(stream: Client) -> None:
