@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import ConfigError, shown
+from octavo.tenant_weights import read_tenant_weights
 
 ENVIRONMENT_PREFIX = "OCTAVO_"
 
@@ -27,6 +28,10 @@ UNSUPPORTED_OPTIONS = frozenset(
 )
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
+
+#: Integers that may be 0. `max_num_queued_tokens` may not: one request may always wait alone, so 0
+#: would not be what it says.
+MAY_BE_ZERO = frozenset({"swap_space_bytes", "max_num_queued_requests"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     """Memory for KV blocks, in bytes; absent on CPU: a quarter of free memory, at most 4 GiB."""
     swap_space_bytes: int | None = None
-    """Host memory for KV that had to leave the device, in bytes; absent: a tenth of the free."""
+    """Host memory for KV off the device, in bytes; absent: a tenth of the free, at most 4 GiB."""
     enable_prefix_caching: bool = True
     """Reuse the KV of prompts and answers that begin alike."""
     preemption_mode: str = "auto"
@@ -64,7 +69,7 @@ class EngineConfig:
     tenant_weights: str = ""
     """Shares of service under `fair`, such as `gold=4,free=0.5`; a tenant not named has 1."""
     max_num_queued_requests: int | None = None
-    """Requests that may wait; more are refused at once. Absent: no limit."""
+    """Requests that may wait, 0 for none; more are refused at once. Absent: no limit."""
     max_num_queued_tokens: int | None = None
     """Prompt tokens that may wait, beside one request alone; more are refused. Absent: no limit."""
     max_num_seqs: int = 64
@@ -104,14 +109,23 @@ class EngineConfig:
         self._check(
             "drain_timeout_s", 0.0 <= self.drain_timeout_s <= 3600.0, "seconds from 0 to 3600"
         )
+        self._check_counts()
+        self._check_scheduling()
+
+    def _check_scheduling(self) -> None:
         modes = ("auto", "swap", "recompute")
         self._check("preemption_mode", self.preemption_mode in modes, f"one of {', '.join(modes)}")
+        self._check(
+            "preemption_mode",
+            self.preemption_mode != "swap" or self.swap_space_bytes != 0,
+            "auto or recompute when swap_space_bytes is 0",
+        )
         self._check(
             "scheduling_policy",
             self.scheduling_policy in SCHEDULING_POLICIES,
             f"one of {', '.join(SCHEDULING_POLICIES)}",
         )
-        self._check_counts()
+        read_tenant_weights(self.tenant_weights)
         self._check(
             "max_num_batched_tokens",
             self.max_num_batched_tokens >= self.max_num_seqs,
@@ -122,7 +136,7 @@ class EngineConfig:
         for field in fields(self):
             value = getattr(self, field.name)
             limit = 2**63 - 1 if field.name.endswith("_bytes") else 2**31 - 1
-            least = 0 if field.name == "swap_space_bytes" else 1
+            least = 0 if field.name in MAY_BE_ZERO else 1
             if str(field.type).startswith("int") and value is not None:
                 allowed = f"an integer from {least} to {limit:,}"
                 self._check(field.name, least <= value <= limit, allowed)

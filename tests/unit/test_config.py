@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.config import UNSUPPORTED_OPTIONS, EngineConfig, option_docs
+from octavo.config import SCHEDULING_POLICIES, UNSUPPORTED_OPTIONS, EngineConfig, option_docs
 from octavo.errors import ConfigError
 
 COUNT = "an integer from 1 to 2,147,483,647"
@@ -19,7 +19,7 @@ BYTES = "an integer from 1 to 9,223,372,036,854,775,807"
 COUNTS = (
     "num_kv_blocks max_num_seqs max_num_batched_tokens max_model_len default_max_tokens".split()
 )
-COUNTS += ["cpu_threads", "max_num_queued_requests", "max_num_queued_tokens"]
+COUNTS += ["cpu_threads", "max_num_queued_tokens"]
 
 GOOD = [
     ("tokenizer", None, None),
@@ -42,6 +42,7 @@ GOOD = [
     ("scheduling_policy", "fair", "fair"),
     ("tenant_weights", "gold=4,free=0.5", "gold=4,free=0.5"),
     ("max_num_queued_requests", None, None),
+    ("max_num_queued_requests", 0, 0),
     ("max_num_queued_requests", "7", 7),
     ("max_num_queued_tokens", 1, 1),
     ("max_num_seqs", " 5 ", 5),
@@ -79,6 +80,8 @@ BAD = [
     ("kv_cache_memory_bytes", "4GiB", "an integer"),
     ("swap_space_bytes", -1, BYTES.replace("from 1", "from 0")),
     ("swap_space_bytes", "4GiB", "an integer"),
+    ("max_num_queued_requests", -1, COUNT.replace("from 1", "from 0")),
+    ("max_num_queued_requests", 2**31, COUNT.replace("from 1", "from 0")),
     ("preemption_mode", "drop", MODES),
     ("preemption_mode", "", MODES),
     ("scheduling_policy", "FCFS", POLICIES),
@@ -148,6 +151,26 @@ def test_the_budget_covers_a_decode_of_every_sequence():
         match=r"^option max_num_batched_tokens is 4 but must be at least max_num_seqs \(5\)$",
     ):
         EngineConfig("demo", max_num_seqs=5, max_num_batched_tokens=4)
+
+
+def test_swapping_needs_swap_space():
+    assert EngineConfig("demo", preemption_mode="swap").swap_space_bytes is None
+    assert EngineConfig("demo", preemption_mode="auto", swap_space_bytes=0)
+    with pytest.raises(
+        ConfigError,
+        match=r"^option preemption_mode is 'swap' but must be auto or recompute when "
+        r"swap_space_bytes is 0$",
+    ):
+        EngineConfig("demo", preemption_mode="swap", swap_space_bytes="0")
+
+
+@pytest.mark.parametrize("policy", SCHEDULING_POLICIES)
+def test_tenant_weights_are_read_before_anything_is_loaded(policy):
+    with pytest.raises(
+        ConfigError,
+        match=r"^option tenant_weights gives tenant 'gold' the weight 'x' but it must be a number ",
+    ):
+        EngineConfig("demo", scheduling_policy=policy, tenant_weights="gold=x")
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED_OPTIONS))

@@ -14,9 +14,7 @@ from typing import Protocol
 from octavo.config import SCHEDULING_POLICIES
 from octavo.errors import ConfigError, shown
 from octavo.sequence import Sequence
-
-#: Bounds of a tenant's weight: counters stay exact to a thousandth of a token for years.
-MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
+from octavo.tenant_weights import read_tenant_weights
 
 #: Tenants without requests whose counters are remembered for sure.
 MAX_IDLE_TENANTS = 1024
@@ -165,39 +163,10 @@ def make_policy(name: str, tenant_weights: str = "") -> Policy:
     Raises:
         ConfigError: there is no such policy, or the weights cannot be read.
     """
-    weights = _read_weights(tenant_weights)
+    weights = read_tenant_weights(tenant_weights)
     if name not in SCHEDULING_POLICIES:
         allowed = ", ".join(SCHEDULING_POLICIES)
         raise ConfigError(f"option scheduling_policy is {shown(name)} but must be one of {allowed}")
     if name == "fair":
         return FairPolicy(weights)
     return PriorityPolicy() if name == "priority" else FcfsPolicy()
-
-
-def _read_weights(text: str) -> dict[str, float]:
-    """Read `gold=4,free=0.5`; `=2` gives the weight of requests that name no tenant."""
-    weights: dict[str, float] = {}
-    for item in text.split(",") if text.strip() else ():
-        name, is_pair, number = item.rpartition("=")
-        if not is_pair:
-            raise ConfigError(
-                f"option tenant_weights has {shown(item)} but each item must be tenant=weight"
-            )
-        tenant = name.strip()
-        if tenant in weights:
-            raise ConfigError(f"option tenant_weights has tenant {shown(tenant)} twice")
-        weights[tenant] = _read_weight(tenant, number)
-    return weights
-
-
-def _read_weight(tenant: str, number: str) -> float:
-    try:
-        weight = float(number)
-    except ValueError:
-        weight = 0.0
-    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:  # NaN fails every comparison
-        raise ConfigError(
-            f"option tenant_weights gives tenant {shown(tenant)} the weight "
-            f"{shown(number.strip())} but it must be a number from {MIN_WEIGHT} to {MAX_WEIGHT:,g}"
-        )
-    return weight
