@@ -41,6 +41,19 @@ def test_more_swap_space_than_memory_is_refused():
     )
 
 
+def test_swapping_needs_swap_space_for_a_block():
+    size = SHAPE.bytes_per_block
+    config = EngineConfig("model", preemption_mode="swap", swap_space_bytes=size - 1)
+    with pytest.raises(
+        ConfigError,
+        match=rf"^option preemption_mode is 'swap' but the swap space is {size - 1:,} bytes and "
+        rf"must be at least the {size:,} of one KV block; raise swap_space_bytes$",
+    ):
+        choose_num_host_blocks(config, SHAPE)
+    config = EngineConfig("model", preemption_mode="swap", swap_space_bytes=size)
+    assert choose_num_host_blocks(config, SHAPE) == 1
+
+
 @pytest.mark.parametrize("name", ["num_kv_blocks", "kv_cache_memory_bytes"])
 def test_a_kv_cache_larger_than_memory_is_refused_by_the_name_of_its_option(name):
     total = psutil.virtual_memory().total

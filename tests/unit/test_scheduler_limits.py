@@ -111,7 +111,7 @@ def test_more_requests_than_may_wait_are_refused(make_scheduler):
     driver = make_scheduler(max_num_seqs=1, max_num_queued_requests=2)
     for name in "abc":
         driver.add(name)
-    message = r"^2 sequences wait and max_num_queued_requests is 2; send the request again later$"
+    message = r"^2 requests wait and max_num_queued_requests is 2; send the request again later$"
     with pytest.raises(QueueFull, match=message):
         driver.add("d")
     assert driver.scheduler.admission.num_requests_refused == 1
@@ -132,12 +132,65 @@ def test_requests_that_find_a_place_do_not_wait(make_scheduler):
         driver.add("j")
 
 
+def test_a_queue_of_none_takes_in_only_what_the_next_step_can_start(make_scheduler):
+    driver = make_scheduler(max_num_seqs=2, max_num_queued_requests=0)
+    driver.add("a")
+    driver.add("b")
+    message = r"^0 requests wait and max_num_queued_requests is 0; send the request again later$"
+    with pytest.raises(QueueFull, match=message):
+        driver.add("c")
+    driver.step()
+    with pytest.raises(QueueFull):
+        driver.add("c")
+    driver.scheduler.finish("a", FinishReason.ABORT)
+    driver.add("c")
+    driver.step()
+    assert (driver.running, driver.waiting) == (["b", "c"], [])
+
+
+def test_a_queue_of_none_refuses_what_finds_no_blocks_or_no_tokens(make_scheduler):
+    driver = make_scheduler(num_blocks=8, max_num_queued_requests=0)
+    driver.add("a", 20)
+    with pytest.raises(QueueFull):
+        driver.add("b", 20)
+    driver.step()
+    driver = make_scheduler(max_num_queued_requests=0)
+    driver.add("a", 100)
+    with pytest.raises(QueueFull):
+        driver.add("b", 1)
+    driver.step()
+    with pytest.raises(QueueFull):
+        driver.add("b", 1)
+
+
+def test_answers_that_had_to_make_room_wait_as_the_one_request_they_are_of(make_scheduler):
+    driver = make_scheduler(max_num_batched_tokens=6, max_num_queued_requests=2)
+    driver.add("a", n=3)
+    driver.step()
+    for sequence in driver.scheduler.running[::-1]:
+        driver.scheduler.preempt(sequence, driver.now_s)
+    assert driver.waiting == ["a", "a.1", "a.2"]
+    driver.add("b")
+    assert driver.scheduler.waiting.num_requests == 2
+    with pytest.raises(QueueFull, match=r"^2 requests wait and max_num_queued_requests is 2;"):
+        driver.add("c")
+
+
+def test_one_token_waits_in_the_singular(make_scheduler):
+    driver = make_scheduler(max_num_seqs=1, max_num_queued_tokens=1)
+    driver.add("a")
+    driver.step()
+    driver.add("b", 1)
+    with pytest.raises(QueueFull, match=r"^1 token waits, the prompt has 1 and max_num_queued_"):
+        driver.add("c", 1)
+
+
 def test_requests_for_which_a_step_has_no_tokens_left_wait(make_scheduler):
     driver = make_scheduler(max_num_seqs=8, max_num_queued_requests=1)
     driver.add("a", 20)
     driver.add("b", 20)
     driver.add("c", 20)
-    with pytest.raises(QueueFull, match=r"^1 sequences wait and max_num_queued_requests is 1;"):
+    with pytest.raises(QueueFull, match=r"^1 request waits and max_num_queued_requests is 1;"):
         driver.add("d", 20)
     assert driver.step() == [("a", 20, 1), ("b", 12, 0)]
     assert driver.waiting == ["c"]

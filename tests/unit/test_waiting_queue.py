@@ -19,7 +19,7 @@ from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.policy import make_policy
 from octavo.scheduler.waiting_queue import WaitingQueue
-from octavo.sequence import Sequence
+from octavo.sequence import Sequence, SequenceStatus
 
 picks = st.integers(0, 1000)
 
@@ -53,6 +53,20 @@ def test_a_preempted_sequence_returns_to_its_place_by_arrival(make):
     queue.push(second)
     queue.push(first)
     assert list(queue) == [first, fork, second, third]
+
+
+def test_sequences_of_one_request_count_as_one(make):
+    queue = WaitingQueue(make_policy("fcfs"))
+    first, fork, other = make(1), make(1, 1), make(2)
+    first.status = fork.status = SequenceStatus.SWAPPED
+    for sequence in (first, fork, other):
+        queue.push(sequence)
+    assert (queue.num_requests, set(queue.swapped_request_ids)) == (2, {"r1"})
+    queue.remove(first)
+    assert (queue.num_sequences_of("r1"), set(queue.swapped_request_ids)) == (1, {"r1"})
+    queue.remove(fork)
+    assert (queue.num_requests, set(queue.swapped_request_ids)) == (1, set())
+    assert queue.num_sequences_of("r1") == 0
 
 
 def test_the_lowest_priority_is_the_head_whatever_its_arrival(make):

@@ -6,8 +6,10 @@ Answers questions only, and changes nothing but its counters. Knows nothing of o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from itertools import chain
 
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.cache.prefix_cache import CachedPrefix
@@ -78,22 +80,23 @@ class Admission:
     def check_queue(self, sequence: Sequence) -> None:
         """Raise QueueFull if as much waits as may wait.
 
-        Sequences that the next step can start do not count, and a sequence that would wait alone is
-        never refused for its tokens.
+        What the next step can start does not count, and a request that would wait alone is never
+        refused for its tokens.
         """
-        limits, waiting = self._limits, self._waiting
+        limits = self._limits
         most_requests, most_tokens = limits.max_num_queued_requests, limits.max_num_queued_tokens
         if most_requests is None and most_tokens is None:
             return
-        num_leaving, leaving_tokens = self._startable()
-        num_staying = len(waiting) - num_leaving
-        if most_requests is not None and num_staying >= most_requests:
+        staying = self._staying(sequence)
+        if staying is None:
+            return
+        num_requests, num_tokens = staying
+        if most_requests is not None and num_requests >= most_requests:
             self.num_requests_refused += 1
             raise QueueFull(
-                f"{num_staying:,} sequences wait and max_num_queued_requests is "
+                f"{_that_wait(num_requests, 'request')} and max_num_queued_requests is "
                 f"{most_requests:,}; send the request again later"
             )
-        num_tokens = waiting.num_tokens - leaving_tokens
         if (
             most_tokens is not None
             and num_tokens
@@ -101,7 +104,7 @@ class Admission:
         ):
             self.num_tokens_refused += 1
             raise QueueFull(
-                f"{num_tokens:,} tokens wait, the prompt has {sequence.num_tokens:,} and "
+                f"{_that_wait(num_tokens, 'token')}, the prompt has {sequence.num_tokens:,} and "
                 f"max_num_queued_tokens is {most_tokens:,}; send the request again later"
             )
 
@@ -143,21 +146,32 @@ class Admission:
         promised = sum(len(s.token_ids) // size + s.num_seats - len(s.block_table) for s in seated)
         return self._cache.num_free_blocks - promised - self._reserve
 
-    def _startable(self) -> tuple[int, int]:
-        """Return how many of the queue the next step can start, and their tokens."""
-        num_startable = num_tokens = 0
+    def _staying(self, newcomer: Sequence) -> tuple[int, int] | None:
+        """Return how many requests and tokens the next step leaves in the queue.
+
+        None if it can start all of them, and `newcomer` after them.
+        """
+        num_tokens = 0
+        num_started_of: Counter[str] = Counter()
         num_free_seats = self._seating.num_free_seats
         num_blocks = self._num_spare_blocks(list(self._seating))
         running = self._seating.running
         budget = self._limits.max_num_batched_tokens - sum(s.num_uncomputed_tokens for s in running)
-        for sequence in self._waiting:
-            if num_tokens >= budget:
-                break
+        for sequence in chain(self._waiting, (newcomer,)):
             num_free_seats -= sequence.num_seats
             num_blocks -= self._cache.num_blocks_for(sequence.num_tokens + 1)
             num_blocks -= sequence.num_seats - 1
-            if num_free_seats < 0 or num_blocks < 0:
-                break
-            num_startable += 1
+            if num_tokens >= budget or num_free_seats < 0 or num_blocks < 0:
+                waiting = self._waiting
+                num_leaving = sum(
+                    count == waiting.num_sequences_of(request_id)
+                    for request_id, count in num_started_of.items()
+                )
+                return waiting.num_requests - num_leaving, waiting.num_tokens - num_tokens
+            num_started_of[sequence.request_id] += 1
             num_tokens += sequence.num_tokens
-        return num_startable, num_tokens
+        return None
+
+
+def _that_wait(number: int, noun: str) -> str:
+    return f"1 {noun} waits" if number == 1 else f"{number:,} {noun}s wait"

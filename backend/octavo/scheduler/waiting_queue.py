@@ -1,4 +1,4 @@
-"""Sequences that wait, in the order of a policy.
+"""Sequences that wait, in the order of a policy, and how many requests they are of.
 
 Knows nothing of why they wait, of blocks or of steps.
 """
@@ -6,13 +6,13 @@ Knows nothing of why they wait, of blocks or of steps.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Hashable, Iterator
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator, Set
 from heapq import heapify, heappop, heappush, heapreplace, merge
 
 from octavo.errors import EngineError
 from octavo.scheduler.policy import Policy
-from octavo.sequence import Sequence
+from octavo.sequence import Sequence, SequenceStatus
 
 #: Outdated entries of the heap that are kept before it is built anew.
 _MAX_SPARE_ENTRIES = 64
@@ -31,11 +31,27 @@ class WaitingQueue:
         self._heap: list[tuple[tuple[float, ...], Hashable]] = []
         self._num_sequences = 0
         self._num_tokens = 0
+        self._waiting: Counter[str] = Counter()
+        self._swapped: Counter[str] = Counter()
 
     @property
     def num_tokens(self) -> int:
         """Known tokens of all that wait."""
         return self._num_tokens
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of which a sequence waits."""
+        return len(self._waiting)
+
+    @property
+    def swapped_request_ids(self) -> Set[str]:
+        """Requests of which a sequence waits whose KV is in host memory."""
+        return self._swapped.keys()
+
+    def num_sequences_of(self, request_id: str) -> int:
+        """Return how many sequences of a request wait."""
+        return self._waiting[request_id]
 
     @property
     def head(self) -> Sequence | None:
@@ -54,13 +70,18 @@ class WaitingQueue:
         return None
 
     def push(self, sequence: Sequence) -> None:
-        """Put a sequence at its place by arrival; its tokens must not change while it waits."""
+        """Put a sequence at its place by arrival.
+
+        Its tokens and its status must not change while it waits.
+        """
         name = self._policy.group(sequence)
         group = self._groups.setdefault(name, deque())
         index = bisect_left(group, _place(sequence), key=_place)
         group.insert(index, sequence)
         self._num_sequences += 1
         self._num_tokens += sequence.num_tokens
+        for counts in self._counts_of(sequence):
+            counts[sequence.request_id] += 1
         if index == 0:
             self._list(name)
 
@@ -80,6 +101,10 @@ class WaitingQueue:
             del self._groups[name]
         self._num_sequences -= 1
         self._num_tokens -= sequence.num_tokens
+        for counts in self._counts_of(sequence):
+            counts[sequence.request_id] -= 1
+            if not counts[sequence.request_id]:
+                del counts[sequence.request_id]
 
     def __len__(self) -> int:
         return self._num_sequences
@@ -87,6 +112,10 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate in the policy's order of now; the queue must not change meanwhile."""
         return merge(*self._groups.values(), key=self._policy.rank)
+
+    def _counts_of(self, sequence: Sequence) -> tuple[Counter[str], ...]:
+        is_swapped = sequence.status is SequenceStatus.SWAPPED
+        return (self._waiting, self._swapped) if is_swapped else (self._waiting,)
 
     def _list(self, name: Hashable) -> None:
         heappush(self._heap, (self._policy.rank(self._groups[name][0]), name))
