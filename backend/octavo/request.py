@@ -88,7 +88,9 @@ class StepStats:
 
     step: int = 0
     num_running: int = 0
+    """Requests of which a sequence runs."""
     num_waiting: int = 0
+    """Requests of which a sequence is in the queue."""
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_scheduled_tokens: int = 0
@@ -97,12 +99,14 @@ class StepStats:
     num_preemptions_total: int = 0
     """Those by swap and those by recomputation."""
     num_swapped: int = 0
-    """Sequences whose KV is in host memory or on its way back."""
+    """Requests of which a sequence has its KV in host memory or on its way back."""
     num_cached_blocks: int = 0
     """Free blocks whose content may still be reused."""
     num_host_blocks: int = 0
     num_used_host_blocks: int = 0
     """Host blocks that swapped sequences own."""
+    num_cached_host_blocks: int = 0
+    """Other host blocks whose content may still be reused."""
     num_swap_preemptions_total: int = 0
     num_prefix_query_tokens_total: int = 0
     """Prompt tokens that were looked up in the prefix cache."""

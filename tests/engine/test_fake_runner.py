@@ -138,6 +138,20 @@ def test_the_figures_of_each_step_are_exact(make_engine, make_request):
     assert engine.stats() == replace(second, num_scheduled_tokens=0)
 
 
+def test_a_request_of_several_answers_counts_as_one(make_engine, make_request):
+    engine = make_engine(preemption_mode="swap", enable_prefix_caching=False)
+    engine.add(make_request("a", 12, n=3, temperature=6.0, seed=3, max_tokens=20))
+    one_waits, three_run = engine.stats(), engine.step().stats
+    for sequence in engine.scheduler.running[:0:-1]:
+        engine.scheduler.preempt(sequence, now_s=0.0)
+    one_runs, coming = engine.stats(), engine.step().stats
+    queues = [
+        (stats.num_running, stats.num_waiting, stats.num_swapped)
+        for stats in (one_waits, three_run, one_runs, coming)
+    ]
+    assert queues == [(0, 1, 0), (1, 0, 0), (1, 1, 1), (1, 0, 1)]
+
+
 def test_a_swap_is_counted_while_it_lasts(make_engine, make_request):
     engine = make_engine(preemption_mode="swap", enable_prefix_caching=False)
     engine.add(make_request("a", 12, max_tokens=20))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
-from typing import Any
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from octavo.request import StepStats
+from octavo.request import FinishReason, StepStats
 from octavo.triton_model.metrics import WRITE_INTERVAL_S, EngineMetrics
 from octavo.triton_model.service import Service
 
@@ -19,6 +21,7 @@ Ask = Callable[..., Any]
 Eventually = Callable[[Callable[[], bool]], None]
 
 BLOCKS_USED = "octavo_kv_blocks_used"
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
 
 
 def _gauge(pb_utils: Any, name: str) -> float:
@@ -51,6 +54,7 @@ STATS = StepStats(
     num_cached_blocks=50,
     num_host_blocks=30,
     num_used_host_blocks=20,
+    num_cached_host_blocks=6,
     num_swap_preemptions_total=4,
     num_prefix_query_tokens_total=700,
     num_prefix_hit_tokens_total=600,
@@ -68,7 +72,9 @@ def test_every_figure_is_written_under_its_name(written: Callable[..., dict[str,
         "octavo_kv_blocks_total": 100,
         "octavo_kv_blocks_used": 40,
         "octavo_kv_blocks_cached": 50,
+        "octavo_cpu_kv_blocks_total": 30,
         "octavo_cpu_kv_blocks_used": 20,
+        "octavo_cpu_kv_blocks_cached": 6,
         "octavo_prefix_cache_queries_total": 700,
         "octavo_prefix_cache_hits_total": 600,
         "octavo_preemptions_total swap": 4,
@@ -96,7 +102,76 @@ def test_figures_that_have_not_changed_are_not_written_again(
     written(replace(STATS, num_running=7))
     counts = {name: len(metric.values) for name, metric in pb_utils.MetricFamily.series.items()}
     assert counts.pop("octavo_num_requests_running") == 2
+    ends = {name for name in counts if name.startswith("octavo_requests_total ")}
+    assert {counts.pop(name) for name in ends} == {0}
     assert set(counts.values()) == {1}
+
+
+def test_every_request_counts_once_by_how_it_ended(
+    make_service: MakeService,
+    ask: Ask,
+    fake_engine: ModuleType,
+    pb_utils: Any,
+    eventually: Eventually,
+) -> None:
+    serving = make_service(max_num_queued_requests=1)
+
+    def ends() -> dict[str, float]:
+        return {
+            reason.value: _gauge(pb_utils, f"octavo_requests_total {reason.value}")
+            for reason in FinishReason
+        }
+
+    ask(serving, "ab", max_tokens=2, n=2).wait_final()
+    ask(serving, "ab", seed=fake_engine.REFUSED).wait_final()
+    ask(serving, "ab", max_tokens=150, deadline_ms=30).wait_final()
+    gone = ask(serving, "ab", max_tokens=150)
+    gone.cancelled = True
+    gone.wait_final()
+    expected = {"stop": 0, "length": 1, "abort": 1, "deadline": 1, "error": 1}
+    eventually(lambda: ends() == expected)
+
+
+def test_a_request_whose_answer_cannot_be_sent_counts_once(
+    make_service: MakeService, ask: Ask, pb_utils: Any, eventually: Eventually
+) -> None:
+    serving = make_service()
+    sender = ask(serving, "ab", max_tokens=20)
+    sender.broken = True
+    sender.wait_final()
+    names = [f"octavo_requests_total {reason.value}" for reason in FinishReason]
+    eventually(lambda: sum(_gauge(pb_utils, name) for name in names) == 1)
+
+
+def test_the_documented_metrics_are_the_metrics() -> None:
+    families: dict[str, tuple[str, str]] = {}
+    labels: dict[str, dict[str, list[str]]] = {}
+
+    class Family:
+        GAUGE, COUNTER = "gauge", "counter"
+
+        def __init__(self, name: str, description: str, kind: str) -> None:
+            families[name] = (kind, description)
+            self.labels = labels.setdefault(name, {})
+
+        def Metric(self, labels: dict[str, str]) -> object:
+            for label, value in labels.items():
+                if label not in ("model", "version"):
+                    self.labels.setdefault(label, []).append(f"`{value}`")
+            return object()
+
+    EngineMetrics(cast(Any, SimpleNamespace(MetricFamily=Family)), "octavo", "1")
+    made = [
+        (
+            f"`{name}`",
+            kind,
+            "; ".join(f"`{label}`: {', '.join(each)}" for label, each in labels[name].items()),
+            meaning,
+        )
+        for name, (kind, meaning) in families.items()
+    ]
+    rows = re.findall(r"^\| (`octavo_\w+`) \| (.*?) \|(.*?)\| (.*) \|$", DOCUMENT, re.MULTILINE)
+    assert [(name, kind, own.strip(), text) for name, kind, own, text in rows] == made
 
 
 def test_counters_are_exact_after_the_engine_was_killed(

@@ -1,7 +1,7 @@
 """The engine's figures as gauges and counters of Triton's own metrics endpoint.
 
 Every write is a round trip to the server, so only what changed is written, and not more often than
-every 100 ms. Knows nothing of requests or of where the figures come from.
+every 100 ms. Knows nothing of where the figures come from. docs/metrics.md lists them all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.request import StepStats
+from octavo.request import FinishReason, StepStats
 from octavo.triton_model.pb_utils import Metric, PbUtils
 
 WRITE_INTERVAL_S = 0.1
@@ -27,11 +27,19 @@ class _Series:
 
 
 _GAUGES = (
-    _Series("octavo_num_requests_running", "Sequences that run", lambda s: s.num_running),
-    _Series("octavo_num_requests_waiting", "Sequences in the queue", lambda s: s.num_waiting),
+    _Series(
+        "octavo_num_requests_running",
+        "Requests of which a sequence runs",
+        lambda s: s.num_running,
+    ),
+    _Series(
+        "octavo_num_requests_waiting",
+        "Requests of which a sequence is in the queue",
+        lambda s: s.num_waiting,
+    ),
     _Series(
         "octavo_num_requests_swapped",
-        "Sequences whose KV is in host memory or on its way back",
+        "Requests of which a sequence has its KV in host memory or on its way back",
         lambda s: s.num_swapped,
     ),
     _Series("octavo_kv_blocks_total", "KV blocks of the engine", lambda s: s.num_blocks),
@@ -46,9 +54,19 @@ _GAUGES = (
         lambda s: s.num_cached_blocks,
     ),
     _Series(
+        "octavo_cpu_kv_blocks_total",
+        "Host blocks, which make up the swap space",
+        lambda s: s.num_host_blocks,
+    ),
+    _Series(
         "octavo_cpu_kv_blocks_used",
-        "Host KV blocks that swapped sequences own",
+        "Host blocks (swap space) that swapped sequences own",
         lambda s: s.num_used_host_blocks,
+    ),
+    _Series(
+        "octavo_cpu_kv_blocks_cached",
+        "Other host blocks (swap space) whose content may still be reused",
+        lambda s: s.num_cached_host_blocks,
     ),
 )
 _PREEMPTIONS = ("octavo_preemptions_total", "Times that a sequence had to make room")
@@ -78,6 +96,10 @@ _COUNTERS = (
     _Series(
         *_REJECTIONS, lambda s: s.num_tokens_refused_total, ("reason", "max_num_queued_tokens")
     ),
+)
+_ENDS = (
+    "octavo_requests_total",
+    "Requests given to the engine that have ended; of several answers, the first tells how",
 )
 _ENGINE_UP = ("octavo_engine_up", "1 while the engine runs, 0 while it is dead or starting")
 
@@ -113,6 +135,9 @@ class _Counter:
     @property
     def is_written(self) -> bool:
         return not self._unwritten
+
+    def add(self, count: int) -> None:
+        self._unwritten += count
 
     def observe(self, value: int) -> None:
         self._unwritten += value - self._last if value >= self._last else value
@@ -150,6 +175,10 @@ class EngineMetrics:
                 for each in _COUNTERS
             ),
         ]
+        self._ends = {
+            reason: _Counter(self._make(*_ENDS, ("finish_reason", reason.value), kind.COUNTER))
+            for reason in FinishReason
+        }
         self._last_write_s = float("-inf")
 
     def _make(
@@ -169,12 +198,16 @@ class EngineMetrics:
         for series, read in self._series:
             series.observe(read(stats))
 
+    def count_end(self, reason: FinishReason) -> None:
+        """Count a request that has ended; nothing is written yet."""
+        self._ends[reason].add(1)
+
     def flush(self, now_s: float) -> float | None:
         """Write what changed if enough time has passed.
 
         Returns the seconds until the next call is due, or None when everything is written.
         """
-        every = (self._engine_up, *(series for series, _ in self._series))
+        every = (self._engine_up, *(series for series, _ in self._series), *self._ends.values())
         changed = [series for series in every if not series.is_written]
         if not changed:
             return None

@@ -147,6 +147,7 @@ class ResponseWriter:
             try:
                 self._client.submit(live.request)
             except EngineDead as error:
+                self._count_end(live, FinishReason.ERROR)
                 send_error(self._pb_utils, live.sender, error)
             else:
                 self._live[live.request_id] = live
@@ -168,7 +169,11 @@ class ResponseWriter:
             self._fail_all(EngineDead(event.message))
 
     def _observe_ready(self, info: EngineInfo) -> None:
-        stats = StepStats(num_blocks=info.num_blocks, num_free_blocks=info.num_blocks)
+        stats = StepStats(
+            num_blocks=info.num_blocks,
+            num_free_blocks=info.num_blocks,
+            num_host_blocks=info.num_host_blocks,
+        )
         self._metrics.observe(stats, engine_up=True)
 
     def _take(self, output: TokenOutput) -> None:
@@ -186,7 +191,7 @@ class ResponseWriter:
             self._fail(live, EngineError("the tokens could not be turned into text"))
             return
         if live.has_missed_deadline:
-            self._fail(live, missed_deadline(live.request))
+            self._fail(live, missed_deadline(live.request), FinishReason.DEADLINE)
         elif live.has_response:
             self._due[live.request_id] = live
         else:
@@ -201,7 +206,7 @@ class ResponseWriter:
     def _send(self, live: Live) -> None:
         data = live.pop_response()
         if data.is_final:
-            self._forget(live)
+            self._forget(live, data.answers[0].finish_reason)
         flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if data.is_final else 0
         try:
             response = encode_response(self._pb_utils, data, live.options.outputs)
@@ -228,7 +233,8 @@ class ResponseWriter:
             num_asked += 1
             try:
                 if live.sender.is_cancelled():
-                    self._fail(live, RequestCancelled("the client cancelled the request"))
+                    error = RequestCancelled("the client cancelled the request")
+                    self._fail(live, error, FinishReason.ABORT)
             except Exception:
                 logger.exception("the server did not say whether a request is cancelled")
                 self._fail(live, EngineError("the request lost its connection to the server"))
@@ -237,12 +243,19 @@ class ResponseWriter:
         for live in list(self._live.values()):
             self._fail(live, error)
 
-    def _fail(self, live: Live, error: OctavoError) -> None:
+    def _fail(
+        self, live: Live, error: OctavoError, reason: FinishReason = FinishReason.ERROR
+    ) -> None:
         """End a request with an error, here and in the engine."""
-        self._forget(live)
+        self._forget(live, reason)
         self._client.abort(live.request_id, FinishReason.ABORT)
         send_error(self._pb_utils, live.sender, error)
 
-    def _forget(self, live: Live) -> None:
-        self._live.pop(live.request_id, None)
+    def _forget(self, live: Live, reason: FinishReason | None) -> None:
+        if self._live.pop(live.request_id, None) is not None:
+            self._count_end(live, reason)
         self._due.pop(live.request_id, None)
+
+    def _count_end(self, live: Live, reason: FinishReason | None) -> None:
+        if isinstance(live, LiveRequest) and reason is not None:
+            self._metrics.count_end(reason)
