@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tritonclient.grpc as triton_grpc
 
 from octavo.local.guardian import SHARED_MEMORY, processes_of
+from octavo.local.server_log import LogRecord
 from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
 
@@ -51,6 +55,34 @@ class TritonPythonModel:
             sender.send(pb_utils.InferenceResponse([output]), final)
 """
 
+# Does to its stub what a busy machine does: no processor time for longer than Triton's second.
+# Counts its starts in a file and stalls the first NUM_STALLS of them.
+STALLING_MODEL = """\
+import logging
+import os
+import subprocess
+import sys
+import time
+
+logging.basicConfig(stream=sys.stderr, level="INFO", format="%(asctime)s %(levelname)s %(message)s")
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        starts = os.path.join(args["model_repository"], "starts")
+        with open(starts, "a+") as file:
+            file.write("x")
+            num_starts = file.tell()
+        if num_starts <= NUM_STALLS:
+            stall = f"kill -STOP {os.getpid()}; sleep 2.5; kill -CONT {os.getpid()}"
+            subprocess.Popen(["sh", "-c", stall])
+            time.sleep(2.0)
+        logging.info("model ready in 0.5 s")
+
+    def execute(self, requests):
+        raise NotImplementedError
+"""
+
 BROKEN_MODEL = """\
 class TritonPythonModel:
     def initialize(self, args):
@@ -78,6 +110,17 @@ def echo_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def broken_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_repository(tmp_path_factory.mktemp("models"), "broken", BROKEN_MODEL)
+
+
+@pytest.fixture
+def make_stalling_repository(tmp_path: Path) -> Callable[[int], Path]:
+    """Return a function that makes a model whose first starts make Triton give it up."""
+
+    def make(num_stalls: int) -> Path:
+        source = STALLING_MODEL.replace("NUM_STALLS", str(num_stalls))
+        return write_repository(tmp_path / "models", "stalling", source)
+
+    return make
 
 
 @pytest.fixture
@@ -125,7 +168,7 @@ def make_server(echo_repository: Path, runtimes: Path) -> Iterator[Callable[...,
     """Return a function that makes an echo server on free ports; it is killed after the test."""
     servers: list[TritonServer] = []
 
-    def make(**options: object) -> TritonServer:
+    def make(on_log: Callable[[LogRecord], None] | None = None, **options: object) -> TritonServer:
         defaults = {
             "repository": echo_repository,
             "http_port": 0,
@@ -133,9 +176,30 @@ def make_server(echo_repository: Path, runtimes: Path) -> Iterator[Callable[...,
             "metrics_port": 0,
             "grace_s": 2.0,
         }
-        servers.append(TritonServer(ServerOptions(**{**defaults, **options})))
+        servers.append(TritonServer(ServerOptions(**{**defaults, **options}), on_log))
         return servers[-1]
 
     yield make
     for server in servers:
         server.kill()
+
+
+@pytest.fixture
+def hold_stream() -> Iterator[Callable[[str], None]]:
+    """Return a function that has `echo` answer once on a gRPC stream and leaves it open."""
+    clients: list[triton_grpc.InferenceServerClient] = []
+
+    def hold(url: str) -> None:
+        clients.append(triton_grpc.InferenceServerClient(url))
+        answers: queue.Queue[object] = queue.Queue()
+        clients[-1].start_stream(lambda result, error: answers.put(error or result))
+        text = triton_grpc.InferInput("text_input", [1], "BYTES")
+        text.set_data_from_numpy(np.array([b"hello"], dtype=np.object_))
+        clients[-1].async_stream_infer("echo", [text])
+        answer = answers.get(timeout=5.0)
+        assert isinstance(answer, triton_grpc.InferResult)
+        assert answer.as_numpy("text_output").tolist() == [b"hello"]
+
+    yield hold
+    for client in clients:
+        client.close()

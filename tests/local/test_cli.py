@@ -13,7 +13,7 @@ from octavo.cli import main
 
 
 def test_commands_are_the_clients_and_serve() -> None:
-    assert sorted(main.commands) == ["chat", "generate", "health", "serve"]
+    assert sorted(main.commands) == ["chat", "generate", "health", "inspect", "serve"]
 
 
 def test_version_is_the_packages() -> None:

@@ -79,8 +79,9 @@ def test_a_second_signal_ends_the_grace_period(
     launcher.send_signal(signal.SIGINT)
     time.sleep(0.3)
     launcher.send_signal(signal.SIGINT)
-    launcher.communicate(timeout=10.0)
+    _, errors = launcher.communicate(timeout=10.0)
     assert launcher.returncode == 0
+    assert errors.splitlines()[-1] == "stopped at once, as asked"
     assert time.monotonic() - started < 2.0, "a clean end takes Triton about three seconds"
     assert leftovers(name) == []
 
@@ -106,6 +107,49 @@ def test_a_killed_server_ends_the_launcher_with_status_1_and_a_reason(
         "Error: the server was killed by SIGKILL; nothing of it is left running"
     )
     assert leftovers(name) == []
+
+
+def test_a_killed_stub_ends_the_launcher_with_status_1_and_a_reason(
+    serve: Serve, runtimes: Path, leftovers: Leftovers
+) -> None:
+    launcher = serve()
+    name = wait_for_greeting(launcher, runtimes)
+    (stub,) = (pid for pid in processes_of(name) if command_of(pid) == "triton_python_b")
+    os.kill(stub, signal.SIGKILL)
+    _, errors = launcher.communicate(timeout=20.0)
+    assert launcher.returncode == 1
+    assert errors.splitlines()[-1] == (
+        f"Error: the model's stub process {stub} ended by itself or was killed, and Triton does "
+        "not replace it; the server was ended, start it again"
+    )
+    assert leftovers(name) == []
+
+
+def test_a_client_that_holds_a_stream_open_is_not_blamed_and_tritons_own_error_is_not_shown(
+    serve: Serve, runtimes: Path, hold_stream: Callable[[str], None]
+) -> None:
+    launcher = serve("--grace", "1")
+    wait_for_greeting(launcher, runtimes)
+    assert launcher.stdout is not None
+    urls = dict(launcher.stdout.readline().split() for _ in range(3))
+    hold_stream(urls["gRPC"])
+    launcher.send_signal(signal.SIGINT)
+    _, errors = launcher.communicate(timeout=10.0)
+    assert launcher.returncode == 0
+    assert errors.splitlines()[-2:] == [
+        "stopping; a second Ctrl-C ends everything at once",
+        "stopped; Triton did not leave in time and was ended",
+    ]
+
+
+def test_greeting_says_that_other_machines_can_reach_the_server(
+    serve: Serve, runtimes: Path
+) -> None:
+    launcher = serve("--host", "0.0.0.0")
+    wait_for_greeting(launcher, runtimes)
+    assert launcher.stdout is not None
+    lines = [launcher.stdout.readline() for _ in range(4)]
+    assert lines[-1] == "  listens on 0.0.0.0: other machines can reach it\n"
 
 
 def test_a_failed_load_ends_with_status_1_and_the_reason(
@@ -150,12 +194,12 @@ def test_the_next_start_sweeps_what_a_killed_launcher_and_guardian_left(
 
 def server_of(name: str) -> int:
     """Return the process id of `tritonserver` itself."""
-    (pid,) = (pid for pid in processes_of(name) if is_server(pid))
+    (pid,) = (pid for pid in processes_of(name) if command_of(pid) == "tritonserver")
     return pid
 
 
-def is_server(pid: int) -> bool:
-    return Path(f"/proc/{pid}/comm").read_text().strip() == "tritonserver"
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def parent_of(pid: int) -> int:

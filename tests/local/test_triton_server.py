@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-import queue
 import signal
 import time
 import urllib.error
@@ -12,11 +12,10 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tritonclient.grpc as triton_grpc
 
 from octavo.errors import ConfigError, LaunchError
+from octavo.local.server_log import LogRecord
 from octavo.local.triton_server import TritonServer
 
 pytestmark = pytest.mark.e2e
@@ -35,20 +34,6 @@ def post(url: str, body: dict[str, object]) -> bytes:
 def echo(server: TritonServer, text: str) -> str:
     answer = post(f"{server.http_url}/v2/models/echo/generate", {"text_input": text})
     return str(json.loads(answer)["text_output"])
-
-
-def stream_one_request(server: TritonServer) -> triton_grpc.InferenceServerClient:
-    """Answer one request on a gRPC stream and leave the stream open."""
-    client = triton_grpc.InferenceServerClient(server.grpc_url)
-    answers: queue.Queue[object] = queue.Queue()
-    client.start_stream(lambda result, error: answers.put(error or result))
-    text = triton_grpc.InferInput("text_input", [1], "BYTES")
-    text.set_data_from_numpy(np.array([b"hello"], dtype=np.object_))
-    client.async_stream_infer("echo", [text])
-    answer = answers.get(timeout=5.0)
-    assert isinstance(answer, triton_grpc.InferResult)
-    assert answer.as_numpy("text_output").tolist() == [b"hello"]
-    return client
 
 
 def only_runtime(runtimes: Path) -> str:
@@ -103,6 +88,42 @@ def test_failed_load_tells_the_models_reason_and_leaves_nothing(
     assert list(runtimes.iterdir()) == []
 
 
+def test_server_that_gave_up_a_starved_stub_is_started_once_more_on_the_same_ports(
+    make_server: MakeServer,
+    make_stalling_repository: Callable[[int], Path],
+    runtimes: Path,
+    leftovers: Leftovers,
+) -> None:
+    records: list[LogRecord] = []
+    server = make_server(records.append, repository=make_stalling_repository(1))
+    server.start()
+    first, url = only_runtime(runtimes), server.http_url
+    assert server.wait_ready(20.0, stall_s=1.0, notice_s=0.4)
+    assert server.http_url == url
+    assert leftovers(first) == []
+    assert only_runtime(runtimes) != first
+    (warning,) = (record.message for record in records if record.level == logging.WARNING)
+    assert warning == (
+        "Triton was not ready 1 s after its model was (a busy machine can do that); "
+        "starting it once more"
+    )
+    waits = [record.message for record in records if record.message.startswith("still waiting")]
+    assert any(wait.endswith("s: it is loading stalling") for wait in waits)
+    assert any(
+        wait.endswith("s: stalling is ready, but Triton has not taken notice") for wait in waits
+    )
+
+
+def test_second_stall_is_a_launch_error_that_says_what_to_do_and_leaves_nothing(
+    make_server: MakeServer, make_stalling_repository: Callable[[int], Path], runtimes: Path
+) -> None:
+    server = make_server(repository=make_stalling_repository(2))
+    server.start()
+    with pytest.raises(LaunchError, match=r"1 s after its model was, twice; .* then start again$"):
+        server.wait_ready(20.0, stall_s=1.0)
+    assert list(runtimes.iterdir()) == []
+
+
 def test_mistaken_flag_is_named(make_server: MakeServer) -> None:
     server = make_server(flags=("--no-such-flag",))
     server.start()
@@ -111,19 +132,21 @@ def test_mistaken_flag_is_named(make_server: MakeServer) -> None:
 
 
 def test_stop_keeps_its_grace_period_while_a_client_holds_a_stream_open(
-    make_server: MakeServer, runtimes: Path, leftovers: Leftovers
+    make_server: MakeServer,
+    runtimes: Path,
+    leftovers: Leftovers,
+    hold_stream: Callable[[str], None],
 ) -> None:
     server = make_server(grace_s=1.0)
     server.start()
     server.wait_ready(20.0)
     name = only_runtime(runtimes)
-    client = stream_one_request(server)
+    hold_stream(server.grpc_url)
     started = time.monotonic()
     assert not server.stop(), "the server alone would hang for as long as the stream is open"
     assert time.monotonic() - started < 3.0
     assert leftovers(name) == []
     assert list(runtimes.iterdir()) == []
-    client.close()
 
 
 @pytest.mark.parametrize("victim", ["server", "guardian"])

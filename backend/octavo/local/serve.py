@@ -26,10 +26,12 @@ from octavo.errors import LaunchError
 from octavo.local.bundle import MODEL_NAME
 from octavo.local.server_log import LogRecord
 from octavo.local.server_options import ServerOptions
+from octavo.local.stubs import dead_stubs
 from octavo.local.triton_server import TritonServer, describe_exit
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOAD_TIMEOUT_S = 1800.0
+STUB_CHECK_INTERVAL_S = 2.0
 PROMPT = "The capital of France is"
 _SERVER_ENDED = 0
 
@@ -80,7 +82,7 @@ def _wait_for_end(server: TritonServer, events: queue.SimpleQueue[int]) -> None:
     """Return when a signal asks to stop.
 
     Raises:
-        LaunchError: the server ended first.
+        LaunchError: the server ended first, or a model's stub process did.
     """
 
     def report_end() -> None:
@@ -88,19 +90,42 @@ def _wait_for_end(server: TritonServer, events: queue.SimpleQueue[int]) -> None:
         events.put(_SERVER_ENDED)
 
     threading.Thread(target=report_end, name="octavo-end", daemon=True).start()
-    if events.get() == _SERVER_ENDED:
+    suspects: set[int] = set()
+    while True:
+        try:
+            event = events.get(timeout=STUB_CHECK_INTERVAL_S)
+            break
+        except queue.Empty:
+            dead = dead_stubs(server.pid)
+            # Triton may be about to collect one that is seen for the first time.
+            if lost := dead & suspects:
+                raise LaunchError(
+                    f"the model's stub process {min(lost)} ended by itself or was killed, and "
+                    "Triton does not replace it; the server was ended, start it again"
+                ) from None
+            suspects = dead
+    if event == _SERVER_ENDED:
         raise LaunchError(f"{describe_exit(server.wait())}; nothing of it is left running")
 
 
 def _stop(server: TritonServer, console: Console) -> None:
+    is_cut_short = False
+
+    def cut_short(*_: object) -> None:
+        nonlocal is_cut_short
+        is_cut_short = True
+        server.cut_short()
+
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda *_: server.cut_short())
-    grace_s = server.options.grace_s
-    console.print(f"stopping; running requests get {grace_s:g} s, a second Ctrl-C ends them now")
+        signal.signal(number, cut_short)
+    # The model tells how long its running requests get.
+    console.print("stopping; a second Ctrl-C ends everything at once")
     if server.stop():
         console.print("stopped")
+    elif is_cut_short:
+        console.print("stopped at once, as asked")
     else:
-        console.print("stopped; requests or client streams still open were cut off")
+        console.print("stopped; Triton did not leave in time and was ended")
 
 
 def _greeting(server: TritonServer, load_s: float) -> str:
@@ -110,6 +135,7 @@ def _greeting(server: TritonServer, load_s: float) -> str:
         f"  HTTP     {server.http_url}",
         f"  gRPC     {server.grpc_url}",
         f"  metrics  {server.metrics_url}",
+        *_exposure(server.options),
     ]
     if _has_octavo(server):
         body = {"text_input": PROMPT, "stream": True, "max_tokens": 32}
@@ -121,6 +147,15 @@ def _greeting(server: TritonServer, load_s: float) -> str:
             f'  {_own_command()} generate{url} "{PROMPT}"',
         ]
     return "\n".join(lines)
+
+
+def _exposure(options: ServerOptions) -> list[str]:
+    """Return what follows from an address that other machines can reach."""
+    if options.is_private:
+        return []
+    line = f"  listens on {options.host}: other machines can reach it"
+    # A given repository decides by itself.
+    return [line if options.repository else line + ", so octavo inspect is off"]
 
 
 def _own_command() -> str:

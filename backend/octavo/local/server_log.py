@@ -37,6 +37,7 @@ _NOISE = (
     "ERROR: Failed to create instance",
     "Signal (",
     "error: creating server",
+    "failed to stop server: Internal - Exit timeout expired",
 )
 
 
@@ -65,7 +66,7 @@ class LogRecord:
 
 def parse_line(line: str) -> LogRecord:
     """Return the record that `line` is; one of neither form is taken as our own output."""
-    now = datetime.now().strftime("%H:%M:%S.%f")[:-3]
+    now = _clock()
     if match := _TRITON.match(line):
         letter, source, text = match.groups()
         message = _unescape(text)
@@ -80,6 +81,11 @@ def parse_line(line: str) -> LogRecord:
     return LogRecord(now, level, line, ours=True)
 
 
+def own_record(level: int, message: str) -> LogRecord:
+    """Return a record of now, for what the launcher itself has to say."""
+    return LogRecord(_clock(), level, message, ours=True)
+
+
 def reason_in(records: Iterable[LogRecord]) -> str:
     """Return why a server failed: the model that did not load, else the last error or line."""
     reason, rank = "it wrote no log", -1
@@ -89,6 +95,10 @@ def reason_in(records: Iterable[LogRecord]) -> str:
         if record.level >= rank or record.level >= logging.ERROR:
             reason, rank = record.message, record.level
     return reason
+
+
+def _clock() -> str:
+    return datetime.now().strftime("%H:%M:%S.%f")[:-3]
 
 
 def _unescape(text: str) -> str:

@@ -12,6 +12,7 @@ of engines, tensors or terminals.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -30,15 +31,16 @@ from octavo.errors import LaunchError
 from octavo.local import bundle, guardian
 from octavo.local.ports import claim_ports
 from octavo.local.runtime import make_runtime, sweep_stale
-from octavo.local.server_log import LogRecord, parse_line, reason_in
+from octavo.local.server_command import engine_overrides, server_command
+from octavo.local.server_log import LogRecord, own_record, parse_line, reason_in
 from octavo.local.server_options import ServerOptions
+from octavo.local.startup import StartupProgress
 
 POLL_INTERVAL_S = 0.05
 START_TIMEOUT_S = 10.0
+STALL_TIMEOUT_S = 20.0
+NOTICE_INTERVAL_S = 15.0
 KEPT_RECORDS = 1000
-GPU_DRIVER = Path("/proc/driver/nvidia/version")
-# Without a driver these only lead to warnings.
-CPU_FLAGS = ("--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0")
 
 
 class TritonServer:
@@ -53,6 +55,7 @@ class TritonServer:
         self.records: deque[LogRecord] = deque(maxlen=KEPT_RECORDS)
         """The newest lines of the log."""
         self._on_log = on_log
+        self._progress = StartupProgress()
         self._ports = {
             "http": options.http_port,
             "grpc": options.grpc_port,
@@ -103,14 +106,14 @@ class TritonServer:
     def _launch(self, runtime: Path, lock: int) -> None:
         bundle.write_backends(runtime / "backends")
         environment = bundle.server_environment({**os.environ, **self.options.environment})
-        environment |= self._engine_overrides()
+        environment |= engine_overrides(self.options)
         self._control, theirs = socket.socketpair()
         with theirs:
             self._guardian = subprocess.Popen(
                 [
                     *(sys.executable, "-I", guardian.__file__, str(theirs.fileno())),
                     *(str(runtime), str(self.options.grace_s)),
-                    *self._command(runtime),
+                    *server_command(self.options, self._ports, runtime),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -129,36 +132,6 @@ class TritonServer:
         if self.pid == 0:
             raise LaunchError(f"tritonserver did not start: {self.failure_reason()}")
 
-    def _engine_overrides(self) -> dict[str, str]:
-        """Return the engine options that apply to the models of a given repository."""
-        if self.options.repository is None:
-            return {}
-        given = {"OCTAVO_MODEL": self.options.model, "OCTAVO_DEVICE": self.options.device}
-        return {name: value for name, value in given.items() if value is not None}
-
-    def _command(self, runtime: Path) -> list[str]:
-        options = self.options
-        repository = options.repository
-        if repository is None:
-            repository = runtime / "models"
-            bundle.write_repository(
-                repository,
-                options.model or "demo",
-                options.device,
-                allow_inspect=options.is_private,
-            )
-        return [
-            str(bundle.server_binary()),
-            *(f"--model-repository={path}" for path in (repository, *options.extra_repositories)),
-            f"--backend-directory={runtime / 'backends'}",
-            f"--backend-config=python,shm-region-prefix-name={runtime.name}",
-            *(f"--{kind}-address={options.host}" for kind in self._ports),
-            *(f"--{kind}-port={port}" for kind, port in self._ports.items()),
-            f"--exit-timeout-secs={max(1, int(options.grace_s))}",
-            *(() if GPU_DRIVER.exists() else CPU_FLAGS),
-            *options.flags,
-        ]
-
     def _read_log(self) -> None:
         assert self._guardian is not None
         assert self._guardian.stdout is not None
@@ -166,27 +139,64 @@ class TritonServer:
             for line in lines:
                 record = parse_line(line.decode(errors="replace").rstrip("\n"))
                 self.records.append(record)
+                self._progress.observe(record, time.monotonic())
                 if self._on_log is not None:
                     self._on_log(record)
 
     def wait_ready(
-        self, timeout_s: float = 300.0, cancelled: Callable[[], bool] = lambda: False
+        self,
+        timeout_s: float = 300.0,
+        cancelled: Callable[[], bool] = lambda: False,
+        *,
+        stall_s: float = STALL_TIMEOUT_S,
+        notice_s: float = NOTICE_INTERVAL_S,
     ) -> bool:
         """Wait until every model can be used; return False if `cancelled` became true first.
 
+        A server that is not ready `stall_s` after its models are is started once more, on the same
+        ports, with a new `timeout_s`; every `notice_s` the log tells what is waited for.
+
         Raises:
-            LaunchError: the server ended, or is not ready after `timeout_s`.
+            LaunchError: the server ended, stalled twice, or is not ready after `timeout_s`.
         """
-        deadline = time.monotonic() + timeout_s
+        started = noticed = time.monotonic()
+        may_restart = True
         while not self._is_ready():
             if cancelled():
                 return False
             if (status := self.poll()) is not None:
                 raise LaunchError(f"{describe_exit(status)}: {self.failure_reason()}")
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now - started > timeout_s:
                 raise LaunchError(f"the server is not ready after {timeout_s:g} s")
+            if self._progress.stalled_s(now) > stall_s:
+                self._restart(stall_s, may_restart)
+                may_restart = False
+                started = noticed = time.monotonic()
+            elif now - noticed > notice_s:
+                waited = f"still waiting for Triton after {now - started:.0f} s"
+                self._say(logging.INFO, f"{waited}: {self._progress.describe()}")
+                noticed = now
             time.sleep(POLL_INTERVAL_S)
         return True
+
+    def _restart(self, stall_s: float, may_restart: bool) -> None:
+        """End a server that has given up on its model, and start it again if it may."""
+        self.kill()
+        stall = f"Triton was not ready {stall_s:g} s after its model was"
+        if not may_restart:
+            raise LaunchError(
+                f"{stall}, twice; the machine is too busy for Triton's health check of 1 s: "
+                "stop other work or allow more CPU cores, then start again"
+            )
+        self._say(logging.WARNING, f"{stall} (a busy machine can do that); starting it once more")
+        self.records.clear()
+        self._progress = StartupProgress()
+        self.start()
+
+    def _say(self, level: int, message: str) -> None:
+        if self._on_log is not None:
+            self._on_log(own_record(level, message))
 
     def _is_ready(self) -> bool:
         urls = [f"{self.http_url}/v2/health/ready"]

@@ -1,0 +1,48 @@
+"""Puts together the command line and the environment of one `tritonserver`.
+
+Writes the model repository that the command names when none is given. Starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from octavo.local import bundle
+from octavo.local.server_options import ServerOptions
+
+GPU_DRIVER = Path("/proc/driver/nvidia/version")
+# Without a driver these only lead to warnings.
+CPU_FLAGS = ("--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0")
+
+
+def server_command(options: ServerOptions, ports: Mapping[str, int], runtime: Path) -> list[str]:
+    """Return the command of a server on `ports` (by name) that keeps its files in `runtime`."""
+    repository = options.repository
+    if repository is None:
+        repository = runtime / "models"
+        bundle.write_repository(
+            repository,
+            options.model or "demo",
+            options.device,
+            allow_inspect=options.is_private,
+        )
+    return [
+        str(bundle.server_binary()),
+        *(f"--model-repository={path}" for path in (repository, *options.extra_repositories)),
+        f"--backend-directory={runtime / 'backends'}",
+        f"--backend-config=python,shm-region-prefix-name={runtime.name}",
+        *(f"--{kind}-address={options.host}" for kind in ports),
+        *(f"--{kind}-port={port}" for kind, port in ports.items()),
+        f"--exit-timeout-secs={max(1, int(options.grace_s))}",
+        *(() if GPU_DRIVER.exists() else CPU_FLAGS),
+        *options.flags,
+    ]
+
+
+def engine_overrides(options: ServerOptions) -> dict[str, str]:
+    """Return the variables that set engine options for the models of a given repository."""
+    if options.repository is None:
+        return {}
+    given = {"OCTAVO_MODEL": options.model, "OCTAVO_DEVICE": options.device}
+    return {name: value for name, value in given.items() if value is not None}
