@@ -40,7 +40,7 @@ class ServerOptions:
     metrics_port: int = 8002
     """Port of the metrics."""
     grace_s: float = 15.0
-    """Seconds that running requests get when the server stops; then it is killed."""
+    """Seconds that Triton gets to leave when the server stops; then it is killed."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables added to this process's own."""
     flags: tuple[str, ...] = ()
