@@ -49,7 +49,7 @@ def main() -> None:
     "grace_s",
     default=15.0,
     type=click.FloatRange(min=0),
-    help="Seconds that running requests get when the server stops.",
+    help="Seconds that Triton gets to leave; running requests get the model's drain_timeout_s.",
 )
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", help="Least level shown.")
 @click.option("-v", "--verbose", is_flag=True, help="Show everything, Triton's own lines too.")

@@ -7,6 +7,7 @@ hold it. Knows nothing of queues, tensors or text.
 from __future__ import annotations
 
 import enum
+import sys
 
 from octavo.cache.block_hash import BlockKey
 from octavo.request import FinishReason, Request, SequenceTiming
@@ -81,8 +82,8 @@ class Sequence:
         self.num_writable_slots = 0
         """Slots of its table, from the first, that it can fill without asking the cache."""
 
-        self.arrival_number = 0
-        """Place in the order of arrival, given by the scheduler."""
+        self.arrival_number = sys.maxsize
+        """Place in the order of arrival; behind all others until the scheduler gives it one."""
         self.num_seats = request.params.n
         """Places it takes among `max_num_seqs`: those of its forks too, until they begin."""
         self.num_served_tokens = 0

@@ -163,17 +163,31 @@ def test_a_queue_of_none_refuses_what_finds_no_blocks_or_no_tokens(make_schedule
         driver.add("b", 1)
 
 
-def test_answers_that_had_to_make_room_wait_as_the_one_request_they_are_of(make_scheduler):
-    driver = make_scheduler(max_num_batched_tokens=6, max_num_queued_requests=2)
+def test_answers_that_had_to_make_room_close_the_queue_to_nobody(make_scheduler):
+    driver = make_scheduler(max_num_seqs=3, max_num_queued_requests=1, max_num_queued_tokens=5)
     driver.add("a", n=3)
     driver.step()
     for sequence in driver.scheduler.running[::-1]:
         driver.scheduler.preempt(sequence, driver.now_s)
-    assert driver.waiting == ["a", "a.1", "a.2"]
     driver.add("b")
+    assert driver.waiting == ["a", "a.1", "a.2", "b"]
     assert driver.scheduler.waiting.num_requests == 2
-    with pytest.raises(QueueFull, match=r"^2 requests wait and max_num_queued_requests is 2;"):
+    with pytest.raises(QueueFull, match=r"^1 request waits and max_num_queued_requests is 1;"):
         driver.add("c")
+
+
+def test_a_full_queue_lets_in_who_goes_before_all_of_it_and_before_who_runs(make_scheduler):
+    driver = make_scheduler(policy="priority", max_num_seqs=1, max_num_queued_requests=1)
+    driver.add("runs", priority=5)
+    driver.step()
+    driver.add("waits", priority=5)
+    with pytest.raises(QueueFull):
+        driver.add("equal", priority=5)
+    driver.add("urgent", priority=1)
+    with pytest.raises(QueueFull):
+        driver.add("as urgent", priority=1)
+    driver.step()
+    assert (driver.running, driver.waiting) == (["urgent"], ["runs", "waits"])
 
 
 def test_one_token_waits_in_the_singular(make_scheduler):

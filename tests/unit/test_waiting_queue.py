@@ -38,7 +38,7 @@ def make(make_request):
 
 def test_an_empty_queue_has_no_head():
     queue = WaitingQueue(make_policy("fcfs"))
-    assert (queue.head, len(queue), queue.num_tokens, list(queue)) == (None, 0, 0, [])
+    assert (queue.head, len(queue), queue.num_new_tokens, list(queue)) == (None, 0, 0, [])
 
 
 def test_a_preempted_sequence_returns_to_its_place_by_arrival(make):
@@ -63,10 +63,9 @@ def test_sequences_of_one_request_count_as_one(make):
         queue.push(sequence)
     assert (queue.num_requests, set(queue.swapped_request_ids)) == (2, {"r1"})
     queue.remove(first)
-    assert (queue.num_sequences_of("r1"), set(queue.swapped_request_ids)) == (1, {"r1"})
+    assert (queue.num_requests, set(queue.swapped_request_ids)) == (2, {"r1"})
     queue.remove(fork)
     assert (queue.num_requests, set(queue.swapped_request_ids)) == (1, set())
-    assert queue.num_sequences_of("r1") == 0
 
 
 def test_the_lowest_priority_is_the_head_whatever_its_arrival(make):
@@ -97,17 +96,26 @@ def test_the_head_changes_with_service_alone(make):
     assert list(queue) == [a, b]
 
 
-def test_known_tokens_that_wait_are_counted(make):
+def test_those_never_admitted_are_counted_with_their_tokens(make):
     queue = WaitingQueue(make_policy("priority"))
     a, b = make(1, num_tokens=7), make(2, num_tokens=4, priority=3)
     queue.push(a)
     queue.push(b)
-    assert (len(queue), queue.num_tokens) == (2, 11)
+    assert (queue.num_new, queue.num_new_tokens) == (2, 11)
     queue.remove(a)
     a.append_token(9)
-    assert (len(queue), queue.num_tokens) == (1, 4)
+    a.num_preemptions = 1
     queue.push(a)
-    assert queue.num_tokens == 12
+    assert (len(queue), queue.num_new, queue.num_new_tokens) == (2, 1, 4)
+
+
+def test_only_who_ranks_before_the_head_would_lead(make):
+    queue = WaitingQueue(make_policy("priority"))
+    equal, urgent = make(9), make(9, priority=-1)
+    assert queue.would_lead(equal)
+    queue.push(make(1))
+    assert not queue.would_lead(equal)
+    assert queue.would_lead(urgent)
 
 
 def test_removal_of_one_that_does_not_wait_is_an_error(make):
@@ -179,6 +187,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(pick=picks)
     def preempt(self, pick):
         sequence = self.running.pop(pick % len(self.running))
+        sequence.num_preemptions += 1
         self.queue.push(sequence)
         self.waiting.append(sequence)
 
@@ -189,7 +198,9 @@ class QueueMachine(RuleBasedStateMachine):
         assert list(self.queue) == expected
         assert self.queue.head is (expected[0] if expected else None)
         assert len(self.queue) == len(expected)
-        assert self.queue.num_tokens == sum(sequence.num_tokens for sequence in expected)
+        new = [sequence for sequence in expected if not sequence.num_preemptions]
+        assert self.queue.num_new == len(new)
+        assert self.queue.num_new_tokens == sum(sequence.num_tokens for sequence in new)
 
 
 def test_every_random_history_is_that_of_a_sorted_list():

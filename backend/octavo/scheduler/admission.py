@@ -6,7 +6,6 @@ Answers questions only, and changes nothing but its counters. Knows nothing of o
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import chain
@@ -80,12 +79,16 @@ class Admission:
     def check_queue(self, sequence: Sequence) -> None:
         """Raise QueueFull if as much waits as may wait.
 
-        What the next step can start does not count, and a request that would wait alone is never
-        refused for its tokens.
+        What was admitted before does not count, nor what the next step can start; and a request
+        that would wait alone is never refused for its tokens. Who goes before all that wait, and
+        in the place of someone who runs, is let in.
         """
         limits = self._limits
         most_requests, most_tokens = limits.max_num_queued_requests, limits.max_num_queued_tokens
         if most_requests is None and most_tokens is None:
+            return
+        is_urgent = self._seating.place_of(sequence) < len(self._seating.running)
+        if is_urgent and self._waiting.would_lead(sequence):
             return
         staying = self._staying(sequence)
         if staying is None:
@@ -147,29 +150,25 @@ class Admission:
         return self._cache.num_free_blocks - promised - self._reserve
 
     def _staying(self, newcomer: Sequence) -> tuple[int, int] | None:
-        """Return how many requests and tokens the next step leaves in the queue.
+        """Return how many new requests, and their tokens, the next step leaves in the queue.
 
-        None if it can start all of them, and `newcomer` after them.
+        None if it can start all that wait, and `newcomer` after them.
         """
-        num_tokens = 0
-        num_started_of: Counter[str] = Counter()
+        waiting, running = self._waiting, self._seating.running
+        num_staying, num_tokens = waiting.num_new, waiting.num_new_tokens
         num_free_seats = self._seating.num_free_seats
         num_blocks = self._num_spare_blocks(list(self._seating))
-        running = self._seating.running
         budget = self._limits.max_num_batched_tokens - sum(s.num_uncomputed_tokens for s in running)
-        for sequence in chain(self._waiting, (newcomer,)):
+        for sequence in chain(waiting, (newcomer,)):
             num_free_seats -= sequence.num_seats
             num_blocks -= self._cache.num_blocks_for(sequence.num_tokens + 1)
             num_blocks -= sequence.num_seats - 1
-            if num_tokens >= budget or num_free_seats < 0 or num_blocks < 0:
-                waiting = self._waiting
-                num_leaving = sum(
-                    count == waiting.num_sequences_of(request_id)
-                    for request_id, count in num_started_of.items()
-                )
-                return waiting.num_requests - num_leaving, waiting.num_tokens - num_tokens
-            num_started_of[sequence.request_id] += 1
-            num_tokens += sequence.num_tokens
+            if budget <= 0 or num_free_seats < 0 or num_blocks < 0:
+                return num_staying, num_tokens
+            budget -= sequence.num_uncomputed_tokens
+            if not sequence.num_preemptions:
+                num_staying -= 1
+                num_tokens -= sequence.num_tokens
         return None
 
 

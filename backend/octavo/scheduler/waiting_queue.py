@@ -30,14 +30,11 @@ class WaitingQueue:
         self._groups: dict[Hashable, deque[Sequence]] = {}
         self._heap: list[tuple[tuple[float, ...], Hashable]] = []
         self._num_sequences = 0
-        self._num_tokens = 0
+        self.num_new = 0
+        """Those that were never admitted; each is the only sequence of its request."""
+        self.num_new_tokens = 0
         self._waiting: Counter[str] = Counter()
         self._swapped: Counter[str] = Counter()
-
-    @property
-    def num_tokens(self) -> int:
-        """Known tokens of all that wait."""
-        return self._num_tokens
 
     @property
     def num_requests(self) -> int:
@@ -48,10 +45,6 @@ class WaitingQueue:
     def swapped_request_ids(self) -> Set[str]:
         """Requests of which a sequence waits whose KV is in host memory."""
         return self._swapped.keys()
-
-    def num_sequences_of(self, request_id: str) -> int:
-        """Return how many sequences of a request wait."""
-        return self._waiting[request_id]
 
     @property
     def head(self) -> Sequence | None:
@@ -72,16 +65,13 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         """Put a sequence at its place by arrival.
 
-        Its tokens and its status must not change while it waits.
+        Nothing of it may change while it waits.
         """
         name = self._policy.group(sequence)
         group = self._groups.setdefault(name, deque())
         index = bisect_left(group, _place(sequence), key=_place)
         group.insert(index, sequence)
-        self._num_sequences += 1
-        self._num_tokens += sequence.num_tokens
-        for counts in self._counts_of(sequence):
-            counts[sequence.request_id] += 1
+        self._count(sequence, 1)
         if index == 0:
             self._list(name)
 
@@ -99,12 +89,7 @@ class WaitingQueue:
         del group[index]
         if not group:
             del self._groups[name]
-        self._num_sequences -= 1
-        self._num_tokens -= sequence.num_tokens
-        for counts in self._counts_of(sequence):
-            counts[sequence.request_id] -= 1
-            if not counts[sequence.request_id]:
-                del counts[sequence.request_id]
+        self._count(sequence, -1)
 
     def __len__(self) -> int:
         return self._num_sequences
@@ -113,9 +98,21 @@ class WaitingQueue:
         """Iterate in the policy's order of now; the queue must not change meanwhile."""
         return merge(*self._groups.values(), key=self._policy.rank)
 
-    def _counts_of(self, sequence: Sequence) -> tuple[Counter[str], ...]:
+    def would_lead(self, sequence: Sequence) -> bool:
+        """Return whether a sequence that is not here would be the head."""
+        head = self.head
+        return head is None or self._policy.rank(sequence) < self._policy.rank(head)
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        self._num_sequences += sign
+        if not sequence.num_preemptions:
+            self.num_new += sign
+            self.num_new_tokens += sign * sequence.num_tokens
         is_swapped = sequence.status is SequenceStatus.SWAPPED
-        return (self._waiting, self._swapped) if is_swapped else (self._waiting,)
+        for counts in (self._waiting, self._swapped) if is_swapped else (self._waiting,):
+            counts[sequence.request_id] += sign
+            if not counts[sequence.request_id]:
+                del counts[sequence.request_id]
 
     def _list(self, name: Hashable) -> None:
         heappush(self._heap, (self._policy.rank(self._groups[name][0]), name))
