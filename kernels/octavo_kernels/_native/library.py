@@ -6,11 +6,11 @@ Holds the C signatures. Knows nothing of shapes or of what the functions compute
 import ctypes
 import functools
 import logging
-import os
 from typing import Any
 
 import torch
 
+from octavo_kernels._choice import wants_reference
 from octavo_kernels._native.build import BuildError, build_library
 
 _logger = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ _SIGNATURES: dict[str, tuple[type[Any] | None, tuple[type[Any], ...]]] = {
         (_INT, *[_POINTER] * 5, *[_SIZE] * 2, _POINTER, _FLOAT, _INT),
     ),
     "octavo_silu_and_mul": (None, (_INT, *[_POINTER] * 2, *[_SIZE] * 2, _POINTER, _INT)),
-    "octavo_apply_rope": (_SIZE, (_INT, *[_POINTER] * 6, *[_SIZE] * 6, _POINTER, _INT)),
+    "octavo_gelu_and_mul": (None, (_INT, *[_POINTER] * 2, *[_SIZE] * 2, _POINTER, _INT)),
+    "octavo_apply_rope": (_SIZE, (_INT, *[_POINTER] * 6, *[_SIZE] * 6, _INT, _POINTER, _INT)),
     "octavo_write_kv_cache": (_SIZE, (*[_POINTER] * 6, _SIZE, _POINTER, _INT)),
     "octavo_copy_blocks": (None, (*[_POINTER] * 3, *[_SIZE] * 2, _INT)),
     "octavo_paged_attention": (
@@ -48,10 +49,7 @@ def native_library() -> ctypes.CDLL | None:
     Raises:
         ValueError: OCTAVO_KERNELS has another value.
     """
-    choice = os.environ.get("OCTAVO_KERNELS", "")
-    if choice not in ("", "reference"):
-        raise ValueError(f"OCTAVO_KERNELS is {choice!r} but must be unset or 'reference'")
-    if choice:
+    if wants_reference():
         return None
     try:
         library = ctypes.CDLL(str(build_library()))

@@ -1,7 +1,6 @@
 """Gated activations on a GPU; see octavo_kernels.silu_and_mul and gelu_and_mul for the formulas."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import triton
@@ -38,12 +37,13 @@ def gelu_and_mul_kernel(gate_up_ptr, out_ptr, inner, stride, out_stride, SIZE: t
     tl.store(out_ptr + tl.program_id(0).to(tl.int64) * out_stride + column, out, mask=held)
 
 
-def launch_gated(
-    kernel: Any, gate_up: torch.Tensor, out: torch.Tensor, config: PiecesConfig
-) -> None:
-    """Run one of the kernels above on gate_up [tokens, 2 * inner] into out [tokens, inner]."""
+_KERNELS = {"silu_and_mul": silu_and_mul_kernel, "gelu_and_mul": gelu_and_mul_kernel}
+
+
+def launch_gated(name: str, gate_up: torch.Tensor, out: torch.Tensor, config: PiecesConfig) -> None:
+    """Compute silu_and_mul or gelu_and_mul of gate_up [tokens, 2 * inner] into out."""
     tokens, inner = out.shape
-    kernel[(tokens, triton.cdiv(inner, config.block_size))](
+    _KERNELS[name][(tokens, triton.cdiv(inner, config.block_size))](
         gate_up,
         out,
         inner,
@@ -56,6 +56,6 @@ def launch_gated(
 def kernel_cases(capability: int, dtype: str) -> Iterator[KernelCase]:
     """Yield what is launched for tensors of this type; see catalog."""
     config = choose_gated(capability)
-    for kernel in (silu_and_mul_kernel, gelu_and_mul_kernel):
+    for kernel in _KERNELS.values():
         types = [f"*{dtype}"] * 2 + ["i32"] * 3
         yield KernelCase(kernel, dtype, types, {"SIZE": config.block_size}, config.num_warps)
