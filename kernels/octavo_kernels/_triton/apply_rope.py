@@ -139,6 +139,7 @@ def kernel_cases(capability: int, dtype: str) -> Iterator[KernelCase]:
     types = [f"*{dtype}"] * 4 + ["*i64", "*fp32"] + ["i32"] * 9
     for config in apply_rope_configs(capability):
         for interleaved in (False, True):
+            # A rest is copied alike by both, so one of them is compiled with it.
             constants = {
                 "HEADS": config.block_heads,
                 "HALF": config.block_half,
