@@ -10,7 +10,7 @@ import torch
 from octavo_kernels._check import check_tensor
 from octavo_kernels._choice import gpu_capability
 from octavo_kernels._launch import choose_gated
-from octavo_kernels._native.library import library_for, strides_of
+from octavo_kernels._native.library import element_code, library_for, strides_of
 
 
 def activate_and_mul(
@@ -39,7 +39,7 @@ def activate_and_mul(
     if library is None:
         return out.copy_(reference(gate_up))
     getattr(library, f"octavo_{name}")(
-        gate_up.dtype == torch.bfloat16,
+        element_code(gate_up.dtype),
         gate_up.data_ptr(),
         out.data_ptr(),
         *shape,

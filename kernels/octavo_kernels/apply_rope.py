@@ -11,7 +11,7 @@ import torch
 from octavo_kernels._check import check_tensor
 from octavo_kernels._choice import gpu_capability
 from octavo_kernels._launch import choose_apply_rope
-from octavo_kernels._native.library import library_for, strides_of
+from octavo_kernels._native.library import element_code, library_for, strides_of
 
 
 def apply_rope_reference(
@@ -86,7 +86,7 @@ def apply_rope(
         q_turned, k_turned = apply_rope_reference(q, k, positions, cos_sin, interleaved=interleaved)
         return q_out.copy_(q_turned), k_out.copy_(k_turned)
     invalid = library.octavo_apply_rope(
-        q.dtype == torch.bfloat16,
+        element_code(q.dtype),
         *[tensor.data_ptr() for tensor in (*tensors, positions, cos_sin)],
         *(len(q), q.shape[1], k.shape[1], q.shape[2], cos_sin.shape[1], len(cos_sin)),
         interleaved,

@@ -9,7 +9,7 @@ import torch
 from octavo_kernels._check import FLOAT_DTYPES, check_tensor
 from octavo_kernels._choice import gpu_capability
 from octavo_kernels._launch import choose_rms_norm
-from octavo_kernels._native.library import library_for, strides_of
+from octavo_kernels._native.library import element_code, library_for, strides_of
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -58,7 +58,7 @@ def rms_norm(
     outer = x.shape[0] if x.dim() > 1 else 1
     inner = x.shape[1] if x.dim() == 3 else 1
     library.octavo_rms_norm(
-        x.dtype == torch.bfloat16,
+        element_code(x.dtype),
         x.data_ptr(),
         weight.data_ptr(),
         out.data_ptr(),
@@ -124,7 +124,7 @@ def add_rms_norm(
         normed, total = add_rms_norm_reference(x, residual, weight, eps)
         return out.copy_(normed), residual_out.copy_(total)
     library.octavo_add_rms_norm(
-        x.dtype == torch.bfloat16,
+        element_code(x.dtype),
         *[tensor.data_ptr() for tensor in tensors],
         *x.shape,
         strides_of(x.stride(0), residual.stride(0), out.stride(0), residual_out.stride(0)),

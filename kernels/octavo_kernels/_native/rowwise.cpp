@@ -3,7 +3,7 @@
 // The caller has checked shapes, types and strides; sizes and strides are in elements. Each row is
 // computed by one thread in one fixed order. Work below kSerialElements is not worth waking a team.
 
-#include "vector.h"
+#include "elements.h"
 
 namespace {
 
@@ -151,43 +151,50 @@ void apply_rope(const void* x, void* out, const int64_t* positions, const float*
 extern "C" {
 
 // strides: x outer, x inner, out outer, out inner
-void octavo_rms_norm(int bfloat16, const void* x, const void* weight, void* out, int64_t outer,
+void octavo_rms_norm(int element, const void* x, const void* weight, void* out, int64_t outer,
                      int64_t inner, int64_t size, const int64_t* strides, float eps, int threads) {
-    const auto run = bfloat16 ? rms_norm<BFloat16> : rms_norm<Float32>;
+    const auto run = for_element(element, rms_norm<Float32>, rms_norm<BFloat16>,
+                                 rms_norm<Float16>);
     run(x, weight, out, {outer, inner, size}, strides, eps, threads);
 }
 
 // strides: of the rows of x, residual, out, residual_out
-void octavo_add_rms_norm(int bfloat16, const void* x, const void* residual, const void* weight,
+void octavo_add_rms_norm(int element, const void* x, const void* residual, const void* weight,
                          void* out, void* residual_out, int64_t rows, int64_t size,
                          const int64_t* strides, float eps, int threads) {
-    const auto run = bfloat16 ? add_rms_norm<BFloat16> : add_rms_norm<Float32>;
+    const auto run = for_element(element, add_rms_norm<Float32>, add_rms_norm<BFloat16>,
+                                 add_rms_norm<Float16>);
     run(x, residual, weight, out, residual_out, rows, size, strides, eps, threads);
 }
 
 // strides: of the rows of gate_up and out
-void octavo_silu_and_mul(int bfloat16, const void* gate_up, void* out, int64_t rows, int64_t inner,
+void octavo_silu_and_mul(int element, const void* gate_up, void* out, int64_t rows, int64_t inner,
                          const int64_t* strides, int threads) {
-    const auto run = bfloat16 ? activate_and_mul<BFloat16, Silu> : activate_and_mul<Float32, Silu>;
+    const auto run =
+        for_element(element, activate_and_mul<Float32, Silu>, activate_and_mul<BFloat16, Silu>,
+                    activate_and_mul<Float16, Silu>);
     run(gate_up, out, rows, inner, strides, threads);
 }
 
 // strides: as above
-void octavo_gelu_and_mul(int bfloat16, const void* gate_up, void* out, int64_t rows, int64_t inner,
+void octavo_gelu_and_mul(int element, const void* gate_up, void* out, int64_t rows, int64_t inner,
                          const int64_t* strides, int threads) {
-    const auto run = bfloat16 ? activate_and_mul<BFloat16, Gelu> : activate_and_mul<Float32, Gelu>;
+    const auto run =
+        for_element(element, activate_and_mul<Float32, Gelu>, activate_and_mul<BFloat16, Gelu>,
+                    activate_and_mul<Float16, Gelu>);
     run(gate_up, out, rows, inner, strides, threads);
 }
 
 // Returns the first token whose position is outside [0, max_len), before anything is written,
 // or -1.
-int64_t octavo_apply_rope(int bfloat16, const void* q, const void* k, void* q_out, void* k_out,
+int64_t octavo_apply_rope(int element, const void* q, const void* k, void* q_out, void* k_out,
                           const int64_t* positions, const float* cos_sin, int64_t tokens,
                           int64_t q_heads, int64_t k_heads, int64_t head_dim, int64_t rotary_dim,
                           int64_t max_len, int interleaved, const int64_t* strides, int threads) {
     for (int64_t token = 0; token < tokens; ++token)
         if (positions[token] < 0 || positions[token] >= max_len) return token;
-    const auto run = bfloat16 ? apply_rope<BFloat16> : apply_rope<Float32>;
+    const auto run = for_element(element, apply_rope<Float32>, apply_rope<BFloat16>,
+                                 apply_rope<Float16>);
     run(q, q_out, positions, cos_sin, {tokens, q_heads, head_dim}, rotary_dim, interleaved, strides,
         threads);
     run(k, k_out, positions, cos_sin, {tokens, k_heads, head_dim}, rotary_dim, interleaved,
