@@ -34,6 +34,8 @@ class KernelCase:
     num_warps: int
     num_stages: int = 3
     """The language's own default."""
+    fp_fusion: bool = True
+    """Whether multiplications and additions may become one instruction."""
 
     @property
     def name(self) -> str:
@@ -78,7 +80,11 @@ def compile_case(case: KernelCase, capability: int) -> Resources:
     compiled = triton.compile(
         source,
         target=GPUTarget("cuda", capability, 32),
-        options={"num_warps": case.num_warps, "num_stages": case.num_stages},
+        options={
+            "num_warps": case.num_warps,
+            "num_stages": case.num_stages,
+            "enable_fp_fusion": case.fp_fusion,
+        },
     )
     registers, stack = _usage(compiled.asm["cubin"])
     return Resources(registers, stack, compiled.metadata.shared)
