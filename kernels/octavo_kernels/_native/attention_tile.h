@@ -85,7 +85,8 @@ INLINE float mask_scores(Floats* scores, Range range, float scale) {
         if (g * kLanes < range.begin || (g + 1) * kLanes > range.end) {
             Ints position;
             for (int i = 0; i < kLanes; ++i) position[i] = g * kLanes + i;
-            scores[g] = (position >= range.begin) & (position < range.end) ? scores[g] : hidden;
+            const Ints seen = (position >= range.begin) & (position < range.end);
+            scores[g] = seen ? scores[g] : hidden;
         }
         highest = larger(scores[g], highest);
     }
