@@ -63,12 +63,25 @@ _HALF: Mapping[int, _Sizes] = {
         wide=AttentionConfig(rows=32, tile=16, split=512, num_warps=4, num_stages=3),
     ),
 }
-# Products in full float32 run on no matrix unit, and keep their operands in registers.
+# Products in full float32 run on no matrix unit, and keep their operands in registers. What fits
+# without spilling heads of 256 differs by architecture.
+_SINGLE_NARROW = AttentionConfig(rows=16, tile=32, split=512, num_warps=8, num_stages=2)
+_SINGLE_MIDDLE = AttentionConfig(rows=16, tile=32, split=512, num_warps=4, num_stages=2)
 _SINGLE: Mapping[int, _Sizes] = {
     80: _Sizes(
-        narrow=AttentionConfig(rows=16, tile=32, split=512, num_warps=8, num_stages=2),
-        middle=AttentionConfig(rows=16, tile=32, split=512, num_warps=4, num_stages=2),
+        narrow=_SINGLE_NARROW,
+        middle=_SINGLE_MIDDLE,
         wide=AttentionConfig(rows=16, tile=16, split=512, num_warps=8, num_stages=3),
+    ),
+    86: _Sizes(
+        narrow=_SINGLE_NARROW,
+        middle=_SINGLE_MIDDLE,
+        wide=AttentionConfig(rows=16, tile=16, split=512, num_warps=8, num_stages=2),
+    ),
+    90: _Sizes(
+        narrow=_SINGLE_NARROW,
+        middle=_SINGLE_MIDDLE,
+        wide=AttentionConfig(rows=16, tile=32, split=512, num_warps=8, num_stages=2),
     ),
 }
 

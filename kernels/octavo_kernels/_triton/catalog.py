@@ -11,10 +11,10 @@ from itertools import product
 import triton
 
 from octavo_kernels._launch import COMPILED_CAPABILITIES
-from octavo_kernels._triton import apply_rope, gated, rms_norm
+from octavo_kernels._triton import apply_rope, gated, paged_attention, rms_norm, write_kv_cache
 from octavo_kernels._triton.ahead_of_time import KernelCase, Resources, compile_case
 
-_FAMILIES = (rms_norm, apply_rope, gated)
+_FAMILIES = (rms_norm, apply_rope, gated, write_kv_cache, paged_attention)
 _DTYPES = ("fp32", "bf16", "fp16")
 
 Usage = dict[str, dict[int, Resources]]
