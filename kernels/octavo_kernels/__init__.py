@@ -9,6 +9,7 @@ from octavo_kernels.attention import (
     KVCacheShape,
 )
 from octavo_kernels.backends import make_attention_backend
+from octavo_kernels.gelu_and_mul import gelu_and_mul, gelu_and_mul_reference
 from octavo_kernels.rms_norm import (
     add_rms_norm,
     add_rms_norm_reference,
@@ -27,6 +28,8 @@ __all__ = [
     "add_rms_norm_reference",
     "apply_rope",
     "apply_rope_reference",
+    "gelu_and_mul",
+    "gelu_and_mul_reference",
     "make_attention_backend",
     "rms_norm",
     "rms_norm_reference",

@@ -1,27 +1,37 @@
-"""Rotary position embedding, split-half layout.
+"""Rotary position embedding, of split halves or of interleaved pairs.
 
-The first rotary_dim entries of a head are halves (a, b) that turn by the angles of the position:
-a' = a * cos - b * sin, b' = b * cos + a * sin; the entries after them pass unchanged. Computed in
-float32 and rounded once. Knows nothing of how the table of angles was made.
+The first rotary_dim entries of a head are pairs (a, b) that turn by the angles of the position:
+a' = a * cos - b * sin, b' = b * cos + a * sin; the entries after them pass unchanged. Pair i is
+entries i and rotary_dim / 2 + i, or 2 * i and 2 * i + 1 if interleaved. Computed in float32 and
+rounded once. Knows nothing of how the table of angles was made.
 """
 
 import torch
 
 from octavo_kernels._check import check_tensor
-from octavo_kernels._native.library import library_for, strides_of
+from octavo_kernels._choice import gpu_capability
+from octavo_kernels._launch import choose_apply_rope
+from octavo_kernels._native.library import element_code, library_for, strides_of
 
 
 def apply_rope_reference(
-    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    *,
+    interleaved: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate q and k [tokens, heads, head_dim] by cos_sin [max_len, rotary_dim] at positions."""
     cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
     rotary_dim = cos_sin.shape[1]
+    half = rotary_dim // 2
+    sizes, of_pair = ((half, 2), -1) if interleaved else ((2, half), -2)
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
-        low, high = x[..., :rotary_dim].float().chunk(2, dim=-1)
-        turned = torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
-        return torch.cat([turned.to(x.dtype), x[..., rotary_dim:]], dim=-1)
+        low, high = x[..., :rotary_dim].float().reshape(*x.shape[:2], *sizes).unbind(of_pair)
+        turned = torch.stack([low * cos - high * sin, high * cos + low * sin], dim=of_pair)
+        return torch.cat([turned.flatten(-2).to(x.dtype), x[..., rotary_dim:]], dim=-1)
 
     return rotate(q), rotate(k)
 
@@ -34,6 +44,7 @@ def apply_rope(
     *,
     q_out: torch.Tensor | None = None,
     k_out: torch.Tensor | None = None,
+    interleaved: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotate queries and keys by the angles of their positions.
 
@@ -46,42 +57,62 @@ def apply_rope(
             rotary_dim / 2 angles of each position; rotary_dim is even and at most head_dim.
         q_out: Receives the rotated q; may be q.
         k_out: Receives the rotated k; may be k.
+        interleaved: Whether pairs lie side by side; else in two halves.
 
     Returns:
         `(q, k)` rotated, in `q_out` and `k_out` or in new contiguous tensors.
 
     Raises:
-        ValueError: A shape, dtype, device or stride is not as above.
-        IndexError: A position is outside the table.
+        ValueError: A shape, dtype, device or stride is not as above, or rotary_dim is over 256 on
+            a GPU.
+        IndexError: A position is outside the table. On a GPU, where to raise would be to wait, its
+            row becomes NaN.
     """
-    check_tensor("apply_rope: q", q, (None, None, None), packed=2)
-    tokens, q_heads, head_dim = q.shape
-    check_tensor("apply_rope: k", k, (tokens, None, head_dim), like=q, packed=2)
-    check_tensor("apply_rope: positions", positions, (tokens,), dtypes=(torch.int64,))
-    check_tensor("apply_rope: cos_sin", cos_sin, (None, None), dtypes=(torch.float32,), packed=2)
-    max_len, rotary_dim = cos_sin.shape
-    if rotary_dim % 2 or rotary_dim > head_dim:
-        raise ValueError(
-            f"apply_rope: cos_sin has {rotary_dim} columns but must have an even number of at most "
-            f"head_dim {head_dim}"
-        )
+    _check_arguments(q, k, positions, cos_sin)
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if q_out is None else q_out
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device) if k_out is None else k_out
     check_tensor("apply_rope: q_out", q_out, q.shape, like=q, packed=2)
     check_tensor("apply_rope: k_out", k_out, k.shape, like=k, packed=2)
+    tensors = (q, k, q_out, k_out)
+    capability = gpu_capability(q)
+    if capability is not None:
+        from octavo_kernels._triton.apply_rope import launch_apply_rope
+
+        config = choose_apply_rope(cos_sin.shape[1] // 2, capability)
+        launch_apply_rope(tensors, positions, cos_sin, config, interleaved=interleaved)
+        return q_out, k_out
     library = library_for(q)
     if library is None:
-        q_turned, k_turned = apply_rope_reference(q, k, positions, cos_sin)
+        q_turned, k_turned = apply_rope_reference(q, k, positions, cos_sin, interleaved=interleaved)
         return q_out.copy_(q_turned), k_out.copy_(k_turned)
     invalid = library.octavo_apply_rope(
-        q.dtype == torch.bfloat16,
-        *[tensor.data_ptr() for tensor in (q, k, q_out, k_out, positions, cos_sin)],
-        *(tokens, q_heads, k.shape[1], head_dim, rotary_dim, max_len),
+        element_code(q.dtype),
+        *[tensor.data_ptr() for tensor in (*tensors, positions, cos_sin)],
+        *(len(q), q.shape[1], k.shape[1], q.shape[2], cos_sin.shape[1], len(cos_sin)),
+        interleaved,
         strides_of(q.stride(0), q_out.stride(0), k.stride(0), k_out.stride(0)),
         torch.get_num_threads(),
     )
     if invalid >= 0:
         raise IndexError(
-            f"apply_rope: position {int(positions[invalid])} is outside the {max_len} of cos_sin"
+            f"apply_rope: position {int(positions[invalid])} is outside the {len(cos_sin)} of "
+            "cos_sin"
         )
     return q_out, k_out
+
+
+def _check_arguments(
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+) -> None:
+    """Raise ValueError unless the arguments are as `apply_rope` wants them."""
+    check_tensor("apply_rope: q", q, (None, None, None), packed=2)
+    tokens, _, head_dim = q.shape
+    check_tensor("apply_rope: k", k, (tokens, None, head_dim), like=q, packed=2)
+    check_tensor("apply_rope: positions", positions, (tokens,), dtypes=(torch.int64,))
+    check_tensor("apply_rope: cos_sin", cos_sin, (None, None), dtypes=(torch.float32,), packed=2)
+    rotary_dim = cos_sin.shape[1]
+    if rotary_dim % 2 or rotary_dim > head_dim:
+        raise ValueError(
+            f"apply_rope: cos_sin has {rotary_dim} columns but must have an even number of at most "
+            f"head_dim {head_dim}"
+        )

@@ -5,9 +5,11 @@ only. Knows nothing of sequences, scheduling or models.
 
 Whatever the backend, the result of a query row depends, to the bit, on its own query and on the
 keys and values at its own position and before it: not on the other rows of the batch, the split of
-a prompt into chunks, the block size, or what unused slots hold (even NaN).
+a prompt into chunks, the block size, or what unused slots and later tokens hold (even NaN). Between
+backends, and between the instruction sets of one backend, bits may differ.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -166,6 +168,8 @@ class AttentionBackend(Protocol):
         *,
         scale: float,
         window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend from each row to the keys of its sequence up to its own position.
@@ -181,13 +185,17 @@ class AttentionBackend(Protocol):
                 all lie before the first one that any row of its sequence sees, and for no other.
             scale: Factor of the scores.
             window: Positions that a row sees, its own included; None for all.
+            soft_cap: Bound of the scores: after `scale`, a score s becomes
+                soft_cap * tanh(s / soft_cap). None leaves them as they are.
+            sinks: [q_heads] float32: for each head one more logit in the sum below the fraction of
+                the softmax, with no value above it. None for none.
             out: Receives the result, shape and dtype of q, apart from q.
 
         Returns:
             `out`, or a new contiguous tensor like q; rows of no sequence are not written.
 
         Raises:
-            ValueError: A shape, dtype, device or stride is not as above.
+            ValueError: A shape, dtype, device, stride or number is not as above.
             IndexError: The numbers in `metadata` point outside q, block_tables or the cache.
         """
         ...
@@ -223,7 +231,12 @@ def check_copy(source: KVCache, target: KVCache, pairs: torch.Tensor) -> None:
 
 
 def check_query(
-    shape: KVCacheShape, q: torch.Tensor, window: int | None, out: torch.Tensor | None
+    shape: KVCacheShape,
+    q: torch.Tensor,
+    window: int | None,
+    out: torch.Tensor | None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Raise ValueError unless q can read a cache of this shape; return `out`, made if None."""
     check_tensor(
@@ -236,6 +249,14 @@ def check_query(
         )
     if window is not None and window < 1:
         raise ValueError(f"paged_attention: window is {window} but must be at least 1 or None")
+    if soft_cap is not None and not 0 < soft_cap < math.inf:
+        raise ValueError(
+            f"paged_attention: soft_cap is {soft_cap} but must be positive and finite, or None"
+        )
+    if sinks is not None:
+        check_tensor("paged_attention: sinks", sinks, q.shape[1:2], dtypes=(torch.float32,))
+        if sinks.device != q.device:
+            raise ValueError(f"paged_attention: sinks are on {sinks.device} but q on {q.device}")
     if out is None:
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)
     check_tensor("paged_attention: out", out, q.shape, like=q, packed=2)

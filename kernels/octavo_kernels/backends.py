@@ -2,6 +2,7 @@
 
 import torch
 
+from octavo_kernels._choice import gpu_capability
 from octavo_kernels.attention import AttentionBackend, KVCacheShape
 from octavo_kernels.native_attention import make_native_attention
 from octavo_kernels.reference_attention import ReferenceAttention
@@ -9,5 +10,19 @@ from octavo_kernels.reference_attention import ReferenceAttention
 
 def make_attention_backend(shape: KVCacheShape, device: torch.device) -> AttentionBackend:
     """Return the fastest backend that serves a cache of this shape on this device."""
-    native = make_native_attention(shape) if device.type == "cpu" else None
-    return native or ReferenceAttention(shape, device)
+    fast: AttentionBackend | None = None
+    if device.type == "cpu":
+        fast = make_native_attention(shape)
+    elif device.type == "cuda":
+        fast = _make_gpu_attention(shape, device)
+    return fast or ReferenceAttention(shape, device)
+
+
+def _make_gpu_attention(shape: KVCacheShape, device: torch.device) -> AttentionBackend | None:
+    capability = gpu_capability(torch.empty(0, device=device))
+    if capability is None:
+        return None
+    # Here, for the rest of the package works without the Triton language.
+    from octavo_kernels.triton_attention import make_triton_attention
+
+    return make_triton_attention(shape, device, capability)

@@ -1,10 +1,10 @@
 """Paged attention on the CPU by native code over a packed cache.
 
-The cache is [blocks, layers, keys and values, kv_heads, ...]. In lanes of 32 bits (one float32, or
-two bfloat16 side by side) the keys of a head are [head_dim, block_size] and its values
+The cache is [blocks, layers, keys and values, kv_heads, ...]. In lanes (one float32, one float16,
+or two bfloat16 side by side) the keys of a head are [head_dim, block_size] and its values
 [block_size, head_dim], where a bfloat16 lane of keys holds two neighbouring dimensions of one
-position and a lane of values two neighbouring positions of one dimension. Knows nothing of how the
-native code is built.
+position and a lane of values two neighbouring positions of one dimension: hence odd head sizes in
+bfloat16 are left to the reference. Knows nothing of how the native code is built.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import mmap
 
 import torch
 
-from octavo_kernels._native.library import NATIVE_DTYPES, native_library, strides_of
+from octavo_kernels._native.library import element_code, native_library, strides_of
 from octavo_kernels.attention import (
     AttentionMetadata,
     KVCache,
@@ -31,7 +31,7 @@ _SLACK_BYTES = 64  # native loads of values may run this far past the last one
 class _CacheShape(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
-        for name in "bfloat16 kv_heads head_dim block_size num_blocks block_stride".split()
+        for name in "element kv_heads head_dim block_size num_blocks block_stride".split()
     ]
 
 
@@ -55,16 +55,15 @@ class NativeAttention:
     def supports(shape: KVCacheShape) -> bool:
         """Say whether native code serves a cache of this shape."""
         return (
-            shape.dtype in NATIVE_DTYPES
-            and shape.block_size in _BLOCK_SIZES
+            shape.block_size in _BLOCK_SIZES
             and shape.head_dim <= _MAX_HEAD_DIM
-            and shape.head_dim % 2 == 0
+            and shape.head_dim % _per_lane(shape.dtype) == 0
         )
 
     def allocate(self, num_blocks: int, *, host: bool = False) -> KVCache:
         """Return a zero-filled cache; see AttentionBackend."""
         shape = self.shape
-        per_lane = 4 // shape.dtype.itemsize
+        per_lane = _per_lane(shape.dtype)
         heads, depth, size = shape.num_kv_heads, shape.head_dim, shape.block_size
         keys_shape = (num_blocks, heads, depth // per_lane, size, per_lane)
         values_shape = (num_blocks, heads, size // per_lane, depth, per_lane)
@@ -119,10 +118,12 @@ class NativeAttention:
         *,
         scale: float,
         window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend from each row to its sequence; see AttentionBackend."""
-        out = check_query(self.shape, q, window, out)
+        out = check_query(self.shape, q, window, out, soft_cap, sinks)
         num_tokens, q_heads, _ = q.shape
         invalid = self._library.octavo_paged_attention(
             self._native_shape(cache),
@@ -137,10 +138,10 @@ class NativeAttention:
             ),
             *(q.data_ptr(), out.data_ptr()),
             *(cache.keys[layer].data_ptr(), cache.values[layer].data_ptr()),
+            None if sinks is None else sinks.data_ptr(),
             q_heads // self.shape.num_kv_heads,
             strides_of(q.stride(0), out.stride(0)),
-            scale,
-            window or 0,
+            *(scale, soft_cap or 0.0, window or 0),
             torch.get_num_threads(),
         )
         if invalid >= 0:
@@ -151,7 +152,7 @@ class NativeAttention:
         shape = self.shape
         return ctypes.byref(
             _CacheShape(
-                shape.dtype == torch.bfloat16,
+                element_code(shape.dtype),
                 shape.num_kv_heads,
                 shape.head_dim,
                 shape.block_size,
@@ -169,6 +170,10 @@ class NativeAttention:
             -1, elements * dtype.itemsize + _SLACK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         )
         return torch.frombuffer(memory, dtype=dtype)[:elements].view(shape)
+
+
+def _per_lane(dtype: torch.dtype) -> int:
+    return 2 if dtype == torch.bfloat16 else 1
 
 
 def make_native_attention(shape: KVCacheShape) -> NativeAttention | None:

@@ -86,14 +86,17 @@ class ReferenceAttention:
         *,
         scale: float,
         window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend from each row to its sequence; see AttentionBackend."""
-        out = check_query(self.shape, q, window, out)
+        out = check_query(self.shape, q, window, out, soft_cap, sinks)
+        softmax = Softmax(scale, window, soft_cap, sinks)
         for rows, length, table, unseen in self._place(metadata, window, len(q), cache.num_blocks):
             k = _gather(cache.keys[layer], table, unseen)[:length]
             v = _gather(cache.values[layer], table, unseen)[:length]
-            out[rows] = attend_sequence(q[rows], k, v, scale, window)
+            out[rows] = attend_sequence(q[rows], k, v, softmax)
         return out
 
     def _place(
@@ -129,8 +132,17 @@ def _gather(layer: torch.Tensor, table: list[int], unseen: int) -> torch.Tensor:
     return torch.cat([seen.new_zeros(unseen * layer.shape[1], *seen.shape[1:]), seen])
 
 
+class Softmax(NamedTuple):
+    """How scores become weights; fields as the arguments of AttentionBackend.paged_attention."""
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
 def attend_sequence(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax: Softmax
 ) -> torch.Tensor:
     """Attend from the last rows of one sequence to all of it.
 
@@ -138,8 +150,7 @@ def attend_sequence(
         q: [rows, q_heads, head_dim], the queries of its last `rows` positions.
         k: [seq_len, kv_heads, head_dim].
         v: Like k.
-        scale: Factor of the scores.
-        window: Positions that a row sees, its own included; None for all.
+        softmax: How scores become weights.
 
     Returns:
         [rows, q_heads, head_dim] of q's dtype.
@@ -150,10 +161,17 @@ def attend_sequence(
     # The heads that share keys become rows: [kv_heads, rows * group, head_dim].
     folded = q.float().view(rows, kv_heads, group, head_dim).transpose(0, 1).flatten(1, 2)
     own = torch.arange(seq_len - rows, seq_len, device=q.device).repeat_interleave(group)
+    # A sink is where a row's running softmax begins: a maximum, and e^0 in the sum.
+    begin = q.new_full((q_heads,), -math.inf, dtype=torch.float32)
+    highest = begin if softmax.sinks is None else softmax.sinks
+    highest = highest.view(kv_heads, group, 1).repeat(1, rows, 1)
     parts = [
-        _attend_rows(part, k, v, positions, scale, window)
-        for part, positions in zip(
-            torch.split(folded, _ROWS, dim=1), torch.split(own, _ROWS), strict=True
+        _attend_rows(*part, k, v, softmax)
+        for part in zip(
+            torch.split(folded, _ROWS, dim=1),
+            torch.split(highest, _ROWS, dim=1),
+            torch.split(own, _ROWS),
+            strict=True,
         )
     ]
     result = torch.cat(parts, dim=1).view(kv_heads, rows, group, head_dim)
@@ -162,37 +180,54 @@ def attend_sequence(
 
 def _attend_rows(
     q: torch.Tensor,
+    highest: torch.Tensor,
+    own: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    own: torch.Tensor,
-    scale: float,
-    window: int | None,
+    softmax: Softmax,
 ) -> torch.Tensor:
     """Reduce the keys split by split, in order of position, with a running softmax.
 
-    q is [kv_heads, rows, head_dim] float32 with at most _ROWS rows; own [rows] are their positions.
+    q is [kv_heads, rows, head_dim] float32 with at most _ROWS rows; highest [kv_heads, rows, 1] is
+    the logit of their sinks, -inf without one; own [rows] are their positions.
     """
     rows = q.shape[1]
-    q = _pad(q, 1, _ROWS)
-    own = _pad(own, 0, _ROWS)
-    highest = q.new_full((*q.shape[:2], 1), -math.inf)
-    total, result = torch.zeros_like(highest), torch.zeros_like(q)
+    q, highest, own = _pad(q, 1, _ROWS), _pad(highest, 1, _ROWS), _pad(own, 0, _ROWS)
+    total, result = (highest > -math.inf).float(), torch.zeros_like(q)
     for start in range(0, int(own.max()) + 1, _SPLIT):
         keys = _pad(k[start : start + _SPLIT].float(), 0, _SPLIT).transpose(0, 1)
         values = _pad(v[start : start + _SPLIT].float(), 0, _SPLIT).transpose(0, 1)
         at = torch.arange(start, start + _SPLIT, device=q.device)
         seen = at <= own[:, None]
-        if window is not None:
-            seen &= at > own[:, None] - window
-        scores = (q @ keys.transpose(1, 2) * scale).masked_fill(~seen, -math.inf)
+        if softmax.window is not None:
+            seen &= at > own[:, None] - softmax.window
+        scores = q @ keys.transpose(1, 2) * softmax.scale
+        if softmax.soft_cap is not None:
+            scores = softmax.soft_cap * torch.tanh(scores / softmax.soft_cap)
+        scores = scores.masked_fill(~seen, -math.inf)
         raised = torch.maximum(highest, scores.amax(-1, keepdim=True))
         # A row that has seen nothing yet keeps a maximum of -inf: subtract 0 instead of it.
         base = raised.masked_fill(raised == -math.inf, 0.0)
         weights, decay = torch.exp(scores - base), torch.exp(highest - base)
         total = total * decay + weights.sum(-1, keepdim=True)
-        result = result * decay + weights @ values
+        result = result * decay + _weighted_sum(weights, values, seen)
         highest = raised
     return (result / total)[:, :rows]
+
+
+def _weighted_sum(weights: torch.Tensor, values: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """Return weights [kv_heads, rows, positions] @ values, where `seen` [rows, positions] is true.
+
+    Weights of unseen positions are 0, but 0 times NaN or infinity is NaN: what is not finite is
+    left out of the product, and added to the rows that see it.
+    """
+    finite = values.isfinite()
+    result = weights @ values.masked_fill(~finite, 0.0)
+    wild = values.masked_fill(finite, 0.0)
+    for at in (~finite).any(-1).any(0).nonzero().flatten().tolist():
+        added = weights[..., at, None] * wild[:, None, at]
+        result += added.masked_fill(~seen[:, at, None], 0.0)
+    return result
 
 
 def _pad(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:

@@ -7,7 +7,9 @@ once. Knows nothing of layers or models.
 import torch
 
 from octavo_kernels._check import FLOAT_DTYPES, check_tensor
-from octavo_kernels._native.library import library_for, strides_of
+from octavo_kernels._choice import gpu_capability
+from octavo_kernels._launch import choose_rms_norm
+from octavo_kernels._native.library import element_code, library_for, strides_of
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -33,7 +35,8 @@ def rms_norm(
         `out`, or a new contiguous tensor like x.
 
     Raises:
-        ValueError: A shape, dtype, device or stride is not as above.
+        ValueError: A shape, dtype, device or stride is not as above, or a GPU's rows are longer
+            than 16384.
     """
     if not 1 <= x.dim() <= 3:
         raise ValueError(f"rms_norm: x has {x.dim()} dimensions but must have 1 to 3")
@@ -43,13 +46,19 @@ def rms_norm(
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     else:
         check_tensor("rms_norm: out", out, x.shape, like=x)
+    capability = gpu_capability(x)
+    if capability is not None:
+        from octavo_kernels._triton.rms_norm import launch_rms_norm
+
+        launch_rms_norm(x, weight, eps, out, choose_rms_norm(x.shape[-1], capability))
+        return out
     library = library_for(x)
     if library is None:
         return out.copy_(rms_norm_reference(x, weight, eps))
     outer = x.shape[0] if x.dim() > 1 else 1
     inner = x.shape[1] if x.dim() == 3 else 1
     library.octavo_rms_norm(
-        x.dtype == torch.bfloat16,
+        element_code(x.dtype),
         x.data_ptr(),
         weight.data_ptr(),
         out.data_ptr(),
@@ -92,7 +101,8 @@ def add_rms_norm(
         `(normed, residual)`, in `out` and `residual_out` or in new tensors.
 
     Raises:
-        ValueError: A shape, dtype, device or stride is not as above.
+        ValueError: A shape, dtype, device or stride is not as above, or a GPU's rows are longer
+            than 16384.
     """
     check_tensor("add_rms_norm: x", x, (None, None))
     check_tensor("add_rms_norm: residual", residual, x.shape, like=x)
@@ -102,13 +112,19 @@ def add_rms_norm(
         residual_out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     check_tensor("add_rms_norm: out", out, x.shape, like=x)
     check_tensor("add_rms_norm: residual_out", residual_out, x.shape, like=x)
+    tensors = (x, residual, weight, out, residual_out)
+    capability = gpu_capability(x)
+    if capability is not None:
+        from octavo_kernels._triton.rms_norm import launch_add_rms_norm
+
+        launch_add_rms_norm(tensors, eps, choose_rms_norm(x.shape[1], capability))
+        return out, residual_out
     library = library_for(x)
     if library is None:
         normed, total = add_rms_norm_reference(x, residual, weight, eps)
         return out.copy_(normed), residual_out.copy_(total)
-    tensors = (x, residual, weight, out, residual_out)
     library.octavo_add_rms_norm(
-        x.dtype == torch.bfloat16,
+        element_code(x.dtype),
         *[tensor.data_ptr() for tensor in tensors],
         *x.shape,
         strides_of(x.stride(0), residual.stride(0), out.stride(0), residual_out.stride(0)),

@@ -5,8 +5,7 @@ Computed in float32 and rounded once. Knows nothing of layers or models.
 
 import torch
 
-from octavo_kernels._check import check_tensor
-from octavo_kernels._native.library import library_for, strides_of
+from octavo_kernels._gated import activate_and_mul
 
 
 def silu_and_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
@@ -28,24 +27,4 @@ def silu_and_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> t
     Raises:
         ValueError: A shape, dtype, device or stride is not as above.
     """
-    check_tensor("silu_and_mul: gate_up", gate_up, (None, None))
-    tokens, width = gate_up.shape
-    if width % 2:
-        raise ValueError(f"silu_and_mul: gate_up has {width} columns but must have an even number")
-    shape = (tokens, width // 2)
-    if out is None:
-        out = torch.empty(shape, dtype=gate_up.dtype, device=gate_up.device)
-    else:
-        check_tensor("silu_and_mul: out", out, shape, like=gate_up)
-    library = library_for(gate_up)
-    if library is None:
-        return out.copy_(silu_and_mul_reference(gate_up))
-    library.octavo_silu_and_mul(
-        gate_up.dtype == torch.bfloat16,
-        gate_up.data_ptr(),
-        out.data_ptr(),
-        *shape,
-        strides_of(gate_up.stride(0), out.stride(0)),
-        torch.get_num_threads(),
-    )
-    return out
+    return activate_and_mul("silu_and_mul", silu_and_mul_reference, gate_up, out)

@@ -14,6 +14,9 @@ from octavo_kernels import (
     KVCacheShape,
     make_attention_backend,
 )
+from octavo_kernels._native.library import load_library, native_library
+from octavo_kernels._native.processor import usable_instruction_sets
+from octavo_kernels.native_attention import NativeAttention
 from octavo_kernels.reference_attention import ReferenceAttention
 
 CPU = torch.device("cpu")
@@ -25,8 +28,8 @@ _TOLERANCES = {
     # One rounding of the result, which may fall either way: half of 2^-8 relative. Attention also
     # rounds its weights to bfloat16; near zero, where terms cancel, that error is absolute.
     torch.bfloat16: (4e-3, 2**-7),
-    # float16 has no native path: the reference is called, and agrees exactly.
-    torch.float16: (0.0, 0.0),
+    # One rounding of the result, which may fall either way: half of 2^-10 relative.
+    torch.float16: (1e-5, 2**-10),
 }
 
 
@@ -72,7 +75,27 @@ def make_poisoned():
 
 
 def _make_backend(name: str, shape: KVCacheShape) -> AttentionBackend:
-    return ReferenceAttention(shape, CPU) if name == "plain" else make_attention_backend(shape, CPU)
+    if name == "plain":
+        return ReferenceAttention(shape, CPU)
+    if name == "fast":
+        return make_attention_backend(shape, CPU)
+    return NativeAttention(shape, load_library(_INSTRUCTION_SETS[name]))
+
+
+# None where native code cannot be had: then "fast" is the reference.
+_INSTRUCTION_SETS = {x.name: x for x in usable_instruction_sets() if native_library() is not None}
+
+
+@pytest.fixture(params=_INSTRUCTION_SETS or [pytest.param("fast", id="none")])
+def native_name(request) -> str:
+    """Name each version of the native code that this machine can run."""
+    return request.param
+
+
+@pytest.fixture(params=["plain", *(_INSTRUCTION_SETS or ["fast"])])
+def any_backend_name(request) -> str:
+    """Name the reference, and each version of the native code that this machine can run."""
+    return request.param
 
 
 @pytest.fixture(params=["fast", "plain"])
@@ -84,6 +107,14 @@ def backend_name(request) -> str:
 def make_backend(backend_name):
     def make(shape: KVCacheShape) -> AttentionBackend:
         return _make_backend(backend_name, shape)
+
+    return make
+
+
+@pytest.fixture
+def make_any_backend(any_backend_name):
+    def make(shape: KVCacheShape) -> AttentionBackend:
+        return _make_backend(any_backend_name, shape)
 
     return make
 
@@ -106,6 +137,8 @@ class PagedBatch:
         seq_lens: list[int] | None = None,
         block_size: int = 16,
         window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: torch.Tensor | None = None,
         poison: float = math.nan,
         only: int | None = None,
         unseen: str = "kept",
@@ -142,9 +175,8 @@ class PagedBatch:
             max_query_len=max(rows),
             max_seq_len=max(lens),
         )
-        out = backend.paged_attention(
-            torch.cat(q), cache, 1, metadata, scale=head_dim**-0.5, window=window
-        )
+        softmax = {"scale": head_dim**-0.5, "window": window, "soft_cap": soft_cap, "sinks": sinks}
+        out = backend.paged_attention(torch.cat(q), cache, 1, metadata, **softmax)
         return list(out.split(rows))
 
 

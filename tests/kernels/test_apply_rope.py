@@ -23,26 +23,44 @@ def test_reference_turns_complex_numbers_by_the_angle():
     )
 
 
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
 @pytest.mark.parametrize("tokens", [0, 1, 7, 129])
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (128, 32), (10, 6), (7, 2)])
-def test_apply_rope_agrees_with_reference(tokens, head_dim, rotary_dim, dtype, assert_near):
+def test_apply_rope_agrees_with_reference(
+    tokens, head_dim, rotary_dim, interleaved, dtype, assert_near
+):
     q = torch.randn(tokens, 6, head_dim).to(dtype)
     k = torch.randn(tokens, 2, head_dim).to(dtype)
     positions, table = torch.randint(50, (tokens,)), make_table(50, rotary_dim)
-    expected = apply_rope_reference(q, k, positions, table)
-    actual = apply_rope(q, k, positions, table)
+    expected = apply_rope_reference(q, k, positions, table, interleaved=interleaved)
+    actual = apply_rope(q, k, positions, table, interleaved=interleaved)
     assert_near(actual[0], expected[0])
     assert_near(actual[1], expected[1])
     assert torch.equal(actual[0][..., rotary_dim:], q[..., rotary_dim:])
 
 
-def test_slices_of_a_fused_projection_turn_in_place(dtype):
+@pytest.mark.parametrize("rope", [apply_rope, apply_rope_reference])
+@pytest.mark.parametrize("rotary_dim", [16, 12, 2])
+def test_interleaved_pairs_turn_as_halves_do_to_the_bit(rope, rotary_dim, dtype):
+    q, k = torch.randn(5, 6, 16).to(dtype), torch.randn(5, 2, 16).to(dtype)
+    positions, table = torch.arange(5), make_table(8, rotary_dim)
+    order = torch.cat(
+        [torch.arange(rotary_dim).view(-1, 2).T.flatten(), torch.arange(rotary_dim, 16)]
+    )
+    expected = rope(q[..., order], k[..., order], positions, table)
+    actual = rope(q, k, positions, table, interleaved=True)
+    assert torch.equal(actual[0][..., order], expected[0])
+    assert torch.equal(actual[1][..., order], expected[1])
+
+
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
+def test_slices_of_a_fused_projection_turn_in_place(interleaved, dtype):
     fused = torch.randn(5, 10 * 16).to(dtype)
     q, k, v = fused.split([96, 32, 32], dim=1)
     q, k, before = q.view(5, 6, 16), k.view(5, 2, 16), v.clone()
     positions, table = torch.arange(5), make_table(8, 12)
-    expected = apply_rope(q.clone(), k.clone(), positions, table)
-    actual = apply_rope(q, k, positions, table, q_out=q, k_out=k)
+    expected = apply_rope(q.clone(), k.clone(), positions, table, interleaved=interleaved)
+    actual = apply_rope(q, k, positions, table, q_out=q, k_out=k, interleaved=interleaved)
     assert actual == (q, k)
     assert torch.equal(q, expected[0])
     assert torch.equal(k, expected[1])

@@ -8,12 +8,30 @@ from pathlib import Path
 
 import pytest
 
+from octavo_kernels._native.processor import INSTRUCTION_SETS, usable_instruction_sets
+
 pytestmark = pytest.mark.kernels
 
 needs_compiler = pytest.mark.skipif(
     not (os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")),
     reason="this machine has no C++ compiler",
 )
+
+
+def test_processor_flags_choose_the_instruction_set():
+    everything = set(INSTRUCTION_SETS[0].features)
+    chosen = [
+        usable_instruction_sets(present)[0].name
+        for present in (
+            everything | {"sse2", "amx_tile"},
+            everything - {"avx512_bf16"},
+            everything - {"avx512vl"},
+            everything - {"f16c"},
+            {"asimd", "fphp"},
+        )
+    ]
+    assert chosen == ["avx512-bf16", "avx512", "avx2", "portable", "portable"]
+
 
 USE = """
 import torch
@@ -50,7 +68,7 @@ def test_two_processes_that_build_at_once_leave_one_whole_library(tmp_path):
         assert output == ["native", "[[1.0, 1.0, 1.0, 1.0]]"]
         assert errors == ""
     (library,) = libraries(tmp_path)
-    assert library.startswith("octavo_kernels-")
+    assert library.startswith(f"octavo_kernels-{usable_instruction_sets()[0].name}-")
 
 
 @needs_compiler
@@ -63,6 +81,40 @@ def test_a_cached_library_is_used_without_compiling(tmp_path):
         process = start(USE, tmp_path / "cache", CXX=str(compiler), COUNT=str(count))
         assert finish(process)[0][0] == "native"
     assert count.read_text() == "x\n"
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", [x.name for x in usable_instruction_sets()])
+def test_the_environment_can_ask_for_any_instructions_that_the_processor_has(tmp_path, name):
+    output, errors = finish(start(USE, tmp_path, OCTAVO_CPU_INSTRUCTIONS=name))
+    assert output == ["native", "[[1.0, 1.0, 1.0, 1.0]]"]
+    assert errors == ""
+    (library,) = libraries(tmp_path)
+    assert library.startswith(f"octavo_kernels-{name}-")
+
+
+def test_instructions_that_nobody_knows_are_refused(tmp_path):
+    process = start(USE, tmp_path, OCTAVO_CPU_INSTRUCTIONS="mmx")
+    assert (
+        "OCTAVO_CPU_INSTRUCTIONS is 'mmx' but must be unset or one of what this processor has, "
+        in process.communicate()[1]
+    )
+    assert process.returncode != 0
+
+
+@needs_compiler
+def test_a_compiler_that_knows_no_vector_instructions_builds_portable_code(tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *-mfma*) echo "what is fma?" >&2; exit 1;; esac\nexec g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    output, errors = finish(start(USE, tmp_path / "cache", CXX=str(compiler)))
+    assert output == ["native", "[[1.0, 1.0, 1.0, 1.0]]"]
+    (library,) = libraries(tmp_path / "cache")
+    assert library.startswith("octavo_kernels-portable-")
+    if len(usable_instruction_sets()) > 1:
+        assert errors == (f"using native code for portable only: {compiler} failed: what is fma?\n")
 
 
 def test_without_a_compiler_one_warning_is_logged_and_torch_serves(tmp_path):

@@ -8,21 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "attention_tile.h"
 #include "kv_cache.h"
-#include "vector.h"
 
 namespace {
 
-constexpr int kTile = 64;
-constexpr int kGroups = kTile / kLanes;  // vectors of positions in a tile
 constexpr int kSmallestBlock = 8;
-constexpr int kMaxHeadDim = 256;
 constexpr int64_t kSerialPositions = 1024;  // shorter work is not worth waking a team
-#if defined(OCTAVO_AVX512)
-constexpr int kMaxRows = 6, kPass = 4;  // rows x vectors held in registers by the inner loops
-#else
-constexpr int kMaxRows = 4, kPass = 2;
-#endif
 
 struct Batch {
     const int32_t *query_start_loc, *seq_lens, *block_tables;
@@ -34,9 +26,10 @@ struct Call {
     Batch batch;
     const void* q;
     void* out;
-    const uint32_t *keys, *values;
+    const void *keys, *values;
+    const float* sinks;  // a logit for each query head, or null
     int64_t q_stride, out_stride, group, window;  // group: query heads of one kv head
-    float scale;
+    Softmax softmax;
 };
 
 // Up to kMaxRows rows of one sequence and one kv head.
@@ -46,30 +39,10 @@ struct Item {
     bool alone;  // no other item reads these keys, so they are not in cache yet
 };
 
-struct Row {
-    const uint32_t* q;  // kMaxRows lanes apart: neighbouring rows share a line
-    int64_t first, last;  // positions it attends to, both included
-    float max;
-    Floats sum;
-    float* acc;  // [head_dim], padded to whole vectors
-};
-
-struct Tile {
-    const uint32_t* keys[kGroups] = {};  // lane rows of a group of positions, `stride` apart
-    int64_t stride;
-    const uint32_t* values[kTile] = {};  // one lane row for each position, or pair of positions
-    alignas(64) uint32_t packed[kMaxHeadDim * kTile];  // keys of blocks smaller than a vector
-};
-
 // The first position that the row at `position` sees; window 0 for all.
 INLINE int64_t first_seen(int64_t position, int64_t window) {
     return window > 0 && position >= window ? position - window + 1 : 0;
 }
-
-struct Range {
-    int begin, end;  // positions within a tile
-    bool operator==(const Range& other) const { return begin == other.begin && end == other.end; }
-};
 
 INLINE Range range_in_tile(int64_t first, int64_t last, int64_t tile) {
     const int64_t begin = first - tile * kTile, end = last + 1 - tile * kTile;
@@ -79,7 +52,8 @@ INLINE Range range_in_tile(int64_t first, int64_t last, int64_t tile) {
 
 // Find the memory of the blocks that hold `range` of a tile.
 template <class T>
-void locate(const Call& call, const Item& item, int64_t index, Range range, Tile& tile) {
+void locate(const Call& call, const Item& item, int64_t index, Range range, Tile<T>& tile) {
+    typedef typename T::Lane Lane;
     const CacheShape& shape = call.shape;
     const int64_t block_lanes = shape.block_stride / T::kPerLane;
     const int64_t head = item.kv_head * shape.head_dim * shape.block_size / T::kPerLane;
@@ -94,174 +68,68 @@ void locate(const Call& call, const Item& item, int64_t index, Range range, Tile
         const int64_t block = table[position >> shift];
         const int64_t slot = position & (shape.block_size - 1);
         const int64_t base = block * block_lanes + head;
-        const uint32_t* values = call.values + base + slot / T::kPerLane * shape.head_dim;
+        const Lane* values =
+            static_cast<const Lane*>(call.values) + base + slot / T::kPerLane * shape.head_dim;
         for (int i = 0; i < kSmallestBlock / T::kPerLane; ++i)
             tile.values[at / T::kPerLane + i] = values + i * shape.head_dim;
-        const uint32_t* keys = call.keys + base + slot;
+        const Lane* keys = static_cast<const Lane*>(call.keys) + base + slot;
         if (pack) {
             for (int64_t d = 0; d < depth; ++d)
                 memcpy(tile.packed + d * kTile + at, keys + d * shape.block_size,
                        kSmallestBlock * sizeof *keys);
             tile.keys[at / kLanes] = tile.packed + at / kLanes * kLanes;
         } else {
-            tile.keys[at / kLanes] = keys - at % kLanes;
+            for (int i = at; i < at + kSmallestBlock; i += kLanes)
+                tile.keys[i / kLanes] = keys + (i - at) - i % kLanes;
         }
     }
-}
-
-// scores[r][g] = q[r] . keys of the positions of group g, for G groups from `group` on.
-// `next`, where given, is fetched into the cache meanwhile: blocks are scattered over memory, and
-// the processor cannot guess where the next one lies.
-template <class T, int R, int G>
-INLINE void score(const Tile& tile, const Tile* next, const Row* rows, int64_t depth, int group,
-                  Floats (*scores)[kGroups]) {
-    Floats sums[R][G] = {};
-    for (int64_t d = 0; d < depth; ++d) {
-        Lanes keys[G];
-        for (int g = 0; g < G; ++g) keys[g] = load<Lanes>(tile.keys[group + g] + d * tile.stride);
-        if (next)
-            for (int g = 0; g < G; ++g)
-                __builtin_prefetch(next->keys[group + g] + d * next->stride);
-        for (int r = 0; r < R; ++r) {
-            const Lanes q = splat_lane(rows[0].q[d * kMaxRows + r]);
-            for (int g = 0; g < G; ++g) sums[r][g] = T::dot(sums[r][g], keys[g], q);
-        }
-    }
-    for (int r = 0; r < R; ++r)
-        for (int g = 0; g < G; ++g) scores[r][group + g] = sums[r][g];
-}
-
-// Scale a row's scores, hide those of positions outside `range`, and return the largest.
-INLINE float mask_scores(Floats* scores, Range range, float scale) {
-    const Floats hidden = splat(-__builtin_inff());
-    Floats highest = hidden;
-    for (int g = range.begin / kLanes; g * kLanes < range.end; ++g) {
-        scores[g] *= scale;
-        if (g * kLanes < range.begin || (g + 1) * kLanes > range.end) {
-            Ints position;
-            for (int i = 0; i < kLanes; ++i) position[i] = g * kLanes + i;
-            scores[g] = (position >= range.begin) & (position < range.end) ? scores[g] : hidden;
-        }
-        highest = larger(scores[g], highest);
-    }
-    return across_max(highest);
-}
-
-// Raise the running maxima to this tile's scores, turn the scores into weights relative to them,
-// and return the factor that brings each row's past to the new maximum.
-template <class T, int R>
-INLINE Floats weigh(Row* rows, Floats (*scores)[kGroups], Range range, float scale,
-                    uint32_t (*weights)[kTile]) {
-    static_assert(kMaxRows <= kLanes);
-    Floats before = {}, after = {};
-    for (int r = 0; r < R; ++r) {
-        const float tile_max = mask_scores(scores[r], range, scale);
-        before[r] = rows[r].max;
-        after[r] = rows[r].max = tile_max > rows[r].max ? tile_max : rows[r].max;
-    }
-    const Floats factors = exponential(before - after);
-    for (int r = 0; r < R; ++r) {
-        auto* to = reinterpret_cast<typename T::Element*>(weights[r]);
-        Floats sum = rows[r].sum * factors[r];
-        for (int g = range.begin / kLanes; g * kLanes < range.end; ++g) {
-            const Floats weight = exponential(scores[r][g] - rows[r].max);
-            sum += weight;
-            T::narrow(to + g * kLanes, weight);
-        }
-        rows[r].sum = sum;
-    }
-    return factors;
-}
-
-// Which halves of a lane row of values hold positions inside `range`.
-template <class T>
-INLINE uint32_t value_mask(int lane_row, Range range) {
-    if constexpr (T::kPerLane == 1) return 0xffffffffu;
-    const int low = lane_row * 2, high = low + 1;
-    return (low >= range.begin ? 0x0000ffffu : 0u) | (high < range.end ? 0xffff0000u : 0u);
-}
-
-// acc[r] = acc[r] * factor[r] + weights[r] . values, for D vectors of dimensions from `dim` on
-template <class T, int R, int D>
-INLINE void accumulate(const Tile& tile, const Tile* next, Row* rows, Range range, Floats factors,
-                       const uint32_t (*weights)[kTile], int64_t dim) {
-    Floats sums[R][D];
-    for (int r = 0; r < R; ++r)
-        for (int d = 0; d < D; ++d)
-            sums[r][d] = load<Floats>(rows[r].acc + dim + d * kLanes) * factors[r];
-    const int begin = range.begin / T::kPerLane;
-    const int end = (range.end + T::kPerLane - 1) / T::kPerLane;
-    const auto add = [&](int i, uint32_t mask) __attribute__((always_inline)) {
-        Lanes values[D];
-        for (int d = 0; d < D; ++d)
-            values[d] = load<Lanes>(tile.values[i] + dim + d * kLanes) & mask;
-        if (next)
-            for (int d = 0; d < D; ++d) __builtin_prefetch(next->values[i] + dim + d * kLanes);
-        for (int r = 0; r < R; ++r) {
-            const Lanes weight = splat_lane(weights[r][i]);
-            for (int d = 0; d < D; ++d) sums[r][d] = T::dot(sums[r][d], values[d], weight);
-        }
-    };
-    add(begin, value_mask<T>(begin, range));
-    for (int i = begin + 1; i < end - 1; ++i) add(i, 0xffffffffu);
-    if (end - 1 > begin) add(end - 1, value_mask<T>(end - 1, range));
-    for (int r = 0; r < R; ++r)
-        for (int d = 0; d < D; ++d) store(rows[r].acc + dim + d * kLanes, sums[r][d]);
-}
-
-template <class T, int R>
-void attend_tile(const Call& call, const Tile& tile, const Tile* next, Row* rows, Range range) {
-    const int64_t head_dim = call.shape.head_dim, depth = head_dim / T::kPerLane;
-    Floats scores[R][kGroups];
-    const int end = (range.end + kLanes - 1) / kLanes;
-    int group = range.begin / kLanes;
-    for (; group + kPass <= end; group += kPass)
-        score<T, R, kPass>(tile, next, rows, depth, group, scores);
-    for (; group < end; ++group) score<T, R, 1>(tile, next, rows, depth, group, scores);
-
-    uint32_t weights[R][kTile];
-    const Floats factors = weigh<T, R>(rows, scores, range, call.scale, weights);
-
-    int64_t dim = 0;
-    for (; dim + (kPass - 1) * kLanes < head_dim; dim += kPass * kLanes)
-        accumulate<T, R, kPass>(tile, next, rows, range, factors, weights, dim);
-    for (; dim < head_dim; dim += kLanes)
-        accumulate<T, R, 1>(tile, next, rows, range, factors, weights, dim);
 }
 
 template <class T>
-void attend_run(const Call& call, const Tile& tile, const Tile* next, Row* rows, int count,
-                Range range) {
+void attend_run(const Call& call, const Tile<T>& tile, const Tile<T>* next, Row<T>* rows,
+                int count, Range range) {
+    const int64_t head_dim = call.shape.head_dim;
     switch (count) {
-        case 1: return attend_tile<T, 1>(call, tile, next, rows, range);
-        case 2: return attend_tile<T, 2>(call, tile, next, rows, range);
-        case 3: return attend_tile<T, 3>(call, tile, next, rows, range);
-        case 4: return attend_tile<T, 4>(call, tile, next, rows, range);
-#if defined(OCTAVO_AVX512)
-        case 5: return attend_tile<T, 5>(call, tile, next, rows, range);
-        case 6: return attend_tile<T, 6>(call, tile, next, rows, range);
+        case 1: return attend_tile<T, 1>(head_dim, call.softmax, tile, next, rows, range);
+        case 2: return attend_tile<T, 2>(head_dim, call.softmax, tile, next, rows, range);
+        case 3: return attend_tile<T, 3>(head_dim, call.softmax, tile, next, rows, range);
+        case 4: return attend_tile<T, 4>(head_dim, call.softmax, tile, next, rows, range);
+#if defined(OCTAVO_AVX512)  // kMaxRows is 6
+        case 5: return attend_tile<T, 5>(head_dim, call.softmax, tile, next, rows, range);
+        case 6: return attend_tile<T, 6>(head_dim, call.softmax, tile, next, rows, range);
 #endif
     }
 }
 
 // The rows of an item and their memory.
+template <class T>
 struct Workspace {
-    Tile tiles[2];
-    Row rows[kMaxRows];
-    uint32_t queries[kMaxHeadDim][kMaxRows];
+    Tile<T> tiles[2];
+    Row<T> rows[kMaxRows];
+    typename T::Scalar queries[kMaxHeadDim / T::kPerLane][kMaxRows];
     alignas(64) float acc[kMaxRows][kMaxHeadDim];
 };
 
+INLINE int64_t head_of(const Call& call, const Item& item, int r) {
+    return item.kv_head * call.group + (item.first_row + r) % call.group;
+}
+
 // Where row r of an item lies in an array of rows `stride` apart.
 INLINE int64_t row_offset(const Call& call, const Item& item, int r, int64_t stride) {
-    const int64_t row = item.first_row + r;
-    const int64_t token = call.batch.query_start_loc[item.seq] + row / call.group;
-    const int64_t head = item.kv_head * call.group + row % call.group;
-    return token * stride + head * call.shape.head_dim;
+    const int64_t token =
+        call.batch.query_start_loc[item.seq] + (item.first_row + r) / call.group;
+    return token * stride + head_of(call, item, r) * call.shape.head_dim;
+}
+
+// A sink is where the running softmax begins: a maximum, and e^0 in the sum.
+template <class T>
+INLINE void start_at_sink(float sink, Row<T>& row) {
+    row.max = sink;
+    if (sink > -__builtin_inff()) row.sum[0] = 1.0f;
 }
 
 template <class T>
-void start_rows(const Call& call, const Item& item, Workspace& work) {
+void start_rows(const Call& call, const Item& item, Workspace<T>& work) {
     const int32_t* start = call.batch.query_start_loc + item.seq;
     const int64_t computed = call.batch.seq_lens[item.seq] - (start[1] - start[0]);
     memset(work.acc, 0, sizeof work.acc);
@@ -270,14 +138,15 @@ void start_rows(const Call& call, const Item& item, Workspace& work) {
         const auto* q = static_cast<const typename T::Element*>(call.q) +
                         row_offset(call, item, r, call.q_stride);
         for (int64_t d = 0; d < call.shape.head_dim / T::kPerLane; ++d)
-            memcpy(&work.queries[d][r], q + d * T::kPerLane, sizeof work.queries[d][r]);
-        work.rows[r] = Row{&work.queries[0][r], first_seen(last, call.window), last,
-                           -__builtin_inff(), Floats{}, work.acc[r]};
+            work.queries[d][r] = T::scalar(q + d * T::kPerLane);
+        work.rows[r] = Row<T>{&work.queries[0][r], first_seen(last, call.window), last,
+                              -__builtin_inff(), Floats{}, work.acc[r]};
+        if (call.sinks) start_at_sink(call.sinks[head_of(call, item, r)], work.rows[r]);
     }
 }
 
 template <class T>
-void finish_rows(const Call& call, const Item& item, const Workspace& work) {
+void finish_rows(const Call& call, const Item& item, const Workspace<T>& work) {
     for (int r = 0; r < item.rows; ++r) {
         auto* out = static_cast<typename T::Element*>(call.out) +
                     row_offset(call, item, r, call.out_stride);
@@ -289,18 +158,18 @@ void finish_rows(const Call& call, const Item& item, const Workspace& work) {
 }
 
 template <class T>
-void attend_item(const Call& call, const Item& item, Workspace& work) {
+void attend_item(const Call& call, const Item& item, Workspace<T>& work) {
     start_rows<T>(call, item, work);
-    Row* rows = work.rows;
+    Row<T>* rows = work.rows;
     // Rows are in order of position: the first begins first, the last ends last.
     const int64_t first = rows[0].first, last = rows[item.rows - 1].last;
     const int64_t end = last / kTile + 1;
-    Tile *tile = work.tiles, *following = work.tiles + 1;
+    Tile<T> *tile = work.tiles, *following = work.tiles + 1;
     locate<T>(call, item, first / kTile, range_in_tile(first, last, first / kTile), *tile);
     for (int64_t index = first / kTile; index < end; ++index) {
         if (index + 1 < end)
             locate<T>(call, item, index + 1, range_in_tile(first, last, index + 1), *following);
-        const Tile* next = item.alone && index + 1 < end ? following : nullptr;
+        const Tile<T>* next = item.alone && index + 1 < end ? following : nullptr;
         for (int r = 0, stop; r < item.rows; r = stop) {
             const Range range = range_in_tile(rows[r].first, rows[r].last, index);
             for (stop = r + 1; stop < item.rows; ++stop)
@@ -336,7 +205,7 @@ void attend(const Call& call, int threads) {
     for (const Item& item : items) positions += call.batch.seq_lens[item.seq];
 #pragma omp parallel num_threads(threads) if (count > 1 && positions > kSerialPositions)
     {
-        Workspace work;
+        Workspace<T> work;
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < count; ++i) attend_item<T>(call, items[i], work);
     }
@@ -365,28 +234,30 @@ int64_t find_invalid(const Batch& batch, const CacheShape& shape, int64_t window
 
 extern "C" {
 
-// strides: of the tokens of q and out; window: 0 for none. Returns the first sequence whose numbers
-// point outside the arrays, before anything is written, or -1.
+// sinks: null for none; strides: of the tokens of q and out; soft_cap and window: 0 for none.
+// Returns the first sequence whose numbers point outside the arrays, before anything is written,
+// or -1.
 int64_t octavo_paged_attention(const CacheShape* shape, const Batch* batch, const void* q,
-                               void* out, const void* keys, const void* values, int64_t group,
-                               const int64_t* strides, float scale, int64_t window, int threads) {
+                               void* out, const void* keys, const void* values,
+                               const float* sinks, int64_t group, const int64_t* strides,
+                               float scale, float soft_cap, int64_t window, int threads) {
     const int64_t invalid = find_invalid(*batch, *shape, window);
     if (invalid >= 0) return invalid;
     const Call call = {*shape,
                        *batch,
                        q,
                        out,
-                       static_cast<const uint32_t*>(keys),
-                       static_cast<const uint32_t*>(values),
+                       keys,
+                       values,
+                       sinks,
                        strides[0],
                        strides[1],
                        group,
                        window,
-                       scale};
-    if (shape->bfloat16)
-        attend<BFloat16>(call, threads);
-    else
-        attend<Float32>(call, threads);
+                       {scale, soft_cap}};
+    const auto run = for_element(shape->element, attend<Float32>, attend<BFloat16>,
+                                 attend<Float16>);
+    run(call, threads);
     return -1;
 }
 

@@ -1,25 +1,26 @@
-"""Compile the C++ sources beside this file into a shared library in the user's cache directory.
+"""Compile the C++ sources beside this file into shared libraries in the user's cache directory.
 
-The library's name is a hash of everything that shapes its machine code (sources, options, compiler
-and its version, processor features, OpenMP runtime), so a cache shared by different machines or
-survived by an upgrade never serves a stale build. Knows nothing of tensors or of the functions
-in the library.
+There is one library for each instruction set that is asked for. Its name ends in a hash of
+everything that shapes its machine code (sources, options, compiler and its version, processor
+features, OpenMP runtime), so a cache shared by different machines or survived by an upgrade never
+serves a stale build. Knows nothing of tensors or of the functions in the library.
 """
 
 import hashlib
 import os
-import platform
 import shlex
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
+from octavo_kernels._native.processor import InstructionSet, describe_processor
+
 _SOURCE_DIR = Path(__file__).parent
 _SOURCES = ("rowwise.cpp", "kv_cache.cpp", "attention.cpp")
-_HEADERS = ("vector.h", "kv_cache.h")
+_HEADERS = ("vector.h", "elements.h", "kv_cache.h", "attention_tile.h")
 _OPTIONS = (
-    "-std=c++17 -O3 -march=native -fPIC -shared"
+    "-std=c++17 -O3 -fPIC -shared"
     " -ffp-contract=off"  # the sources choose what is fused, so that bits do not depend on inlining
     " -fno-strict-aliasing -Wno-psabi"
 ).split()
@@ -31,8 +32,8 @@ class BuildError(Exception):
     """The library cannot be built on this machine; the message says why."""
 
 
-def build_library() -> Path:
-    """Return the path of the compiled library, compiling it unless the cache has it.
+def build_library(instructions: InstructionSet) -> Path:
+    """Return the path of the library for an instruction set, compiled unless the cache has it.
 
     Safe when several processes build at once: each writes a private file and renames it into place.
 
@@ -40,11 +41,13 @@ def build_library() -> Path:
         BuildError: No compiler is found, or it fails.
     """
     compiler = _find_compiler()
+    command = [*compiler, *_OPTIONS, *instructions.options]
     openmp = _openmp_arguments()
-    directory = _cache_directory()
-    library = directory / f"octavo_kernels-{_fingerprint(compiler, openmp)}.so"
+    version = _run([*compiler, "--version"]).stdout
+    fingerprint = _fingerprint([*command, *openmp, version, describe_processor()])
+    library = _cache_directory() / f"octavo_kernels-{instructions.name}-{fingerprint}.so"
     if not library.exists():
-        _compile(compiler, openmp, library)
+        _compile(command, openmp, library)
     return library
 
 
@@ -82,33 +85,25 @@ def _cache_directory() -> Path:
     return directory
 
 
-def _fingerprint(compiler: list[str], openmp: list[str]) -> str:
-    """Hash everything that the machine code depends on."""
+def _fingerprint(parts: list[str]) -> str:
+    """Hash the sources and whatever else the machine code depends on."""
     digest = hashlib.sha256()
     for name in (*_SOURCES, *_HEADERS):
         digest.update((_SOURCE_DIR / name).read_bytes())
-    version = _run([*compiler, "--version"]).stdout
-    for part in (*_OPTIONS, *compiler, *openmp, version, _processor()):
+    for part in parts:
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:20]
 
 
-def _processor() -> str:
-    """Describe the instruction set that -march=native stands for on this machine."""
-    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-        wanted = ("flags", "Features", "model", "cpu family", "CPU part")
-        return platform.machine() + "".join(sorted({x for x in lines if x.startswith(wanted)}))
-
-
-def _compile(compiler: list[str], openmp: list[str], library: Path) -> None:
+def _compile(command: list[str], openmp: list[str], library: Path) -> None:
     """Compile into a temporary file beside `library` and rename it."""
     handle, temporary = tempfile.mkstemp(prefix=".build-", suffix=".so", dir=library.parent)
     os.close(handle)
     try:
         sources = [str(_SOURCE_DIR / name) for name in _SOURCES]
-        finished = _run([*compiler, *_OPTIONS, "-o", temporary, *sources, *openmp])
+        finished = _run([*command, "-o", temporary, *sources, *openmp])
         if finished.returncode != 0:
-            raise BuildError(f"{compiler[0]} failed: {finished.stderr.strip()[-2000:]}")
+            raise BuildError(f"{command[0]} failed: {finished.stderr.strip()[-2000:]}")
         with open(temporary, "rb") as built:
             os.fsync(built.fileno())
         os.replace(temporary, library)

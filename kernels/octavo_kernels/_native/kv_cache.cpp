@@ -2,7 +2,7 @@
 
 #include "kv_cache.h"
 
-#include "vector.h"
+#include "elements.h"
 
 namespace {
 
@@ -45,7 +45,8 @@ int64_t octavo_write_kv_cache(const CacheShape* shape, const void* k, const void
                               const int64_t* strides, int threads) {
     for (int64_t token = 0; token < tokens; ++token)
         if (slots[token] >= shape->num_blocks * shape->block_size) return token;
-    const auto run = shape->bfloat16 ? write_cache<BFloat16> : write_cache<Float32>;
+    const auto run = for_element(shape->element, write_cache<Float32>, write_cache<BFloat16>,
+                                 write_cache<Float16>);
     run(*shape, k, v, keys, values, slots, tokens, strides, threads);
     return -1;
 }

@@ -1,7 +1,7 @@
 // The KV cache in memory, as the code that writes, reads and copies it agrees on it.
 //
 // A block holds all layers, keys and values, in one contiguous piece; of one layer it holds, in
-// 32-bit lanes (one float32, or two neighbours in bfloat16):
+// lanes (one float32, one float16, or two neighbours in bfloat16):
 //     keys   [kv_heads, head_dim / per_lane, block_size]    a lane pairs dimensions
 //     values [kv_heads, block_size / per_lane, head_dim]    a lane pairs positions
 // so that scores of neighbouring positions, and outputs of neighbouring dimensions, fill a vector
@@ -11,7 +11,8 @@
 #include <cstdint>
 
 struct CacheShape {
-    int64_t bfloat16, kv_heads, head_dim, block_size, num_blocks;
+    int64_t element;  // an ElementCode
+    int64_t kv_heads, head_dim, block_size, num_blocks;
     int64_t block_stride;  // elements from one block to the next
 };
 

@@ -1,4 +1,4 @@
-"""Load the native library once, and decide once whether it is used.
+"""Load the native library once, and decide once whether, and for which instructions, it is used.
 
 Holds the C signatures. Knows nothing of shapes or of what the functions compute.
 """
@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from octavo_kernels._choice import wants_reference
 from octavo_kernels._native.build import BuildError, build_library
+from octavo_kernels._native.processor import InstructionSet, usable_instruction_sets
 
 _logger = logging.getLogger(__name__)
 
@@ -27,48 +29,82 @@ _SIGNATURES: dict[str, tuple[type[Any] | None, tuple[type[Any], ...]]] = {
         (_INT, *[_POINTER] * 5, *[_SIZE] * 2, _POINTER, _FLOAT, _INT),
     ),
     "octavo_silu_and_mul": (None, (_INT, *[_POINTER] * 2, *[_SIZE] * 2, _POINTER, _INT)),
-    "octavo_apply_rope": (_SIZE, (_INT, *[_POINTER] * 6, *[_SIZE] * 6, _POINTER, _INT)),
+    "octavo_gelu_and_mul": (None, (_INT, *[_POINTER] * 2, *[_SIZE] * 2, _POINTER, _INT)),
+    "octavo_apply_rope": (_SIZE, (_INT, *[_POINTER] * 6, *[_SIZE] * 6, _INT, _POINTER, _INT)),
     "octavo_write_kv_cache": (_SIZE, (*[_POINTER] * 6, _SIZE, _POINTER, _INT)),
     "octavo_copy_blocks": (None, (*[_POINTER] * 3, *[_SIZE] * 2, _INT)),
     "octavo_paged_attention": (
         _SIZE,
-        (*[_POINTER] * 6, _SIZE, _POINTER, _FLOAT, _SIZE, _INT),
+        (*[_POINTER] * 7, _SIZE, _POINTER, *[_FLOAT] * 2, _SIZE, _INT),
     ),
 }
 
-NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+_ELEMENT_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in elements.h
 
 
 @functools.cache
-def native_library() -> ctypes.CDLL | None:
-    """Return the native library, building it on the first call, or None to use plain torch.
-
-    None when OCTAVO_KERNELS=reference is set, and, after one warning, when it cannot be built.
+def load_library(instructions: InstructionSet) -> ctypes.CDLL:
+    """Return the native library for an instruction set, building it on the first call.
 
     Raises:
-        ValueError: OCTAVO_KERNELS has another value.
+        BuildError: It cannot be built.
+        OSError: It cannot be loaded.
     """
-    choice = os.environ.get("OCTAVO_KERNELS", "")
-    if choice not in ("", "reference"):
-        raise ValueError(f"OCTAVO_KERNELS is {choice!r} but must be unset or 'reference'")
-    if choice:
-        return None
-    try:
-        library = ctypes.CDLL(str(build_library()))
-    except (BuildError, OSError) as error:
-        _logger.warning("using slow torch operations on the CPU: %s", error)
-        return None
+    library = ctypes.CDLL(str(build_library(instructions)))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
 
 
+@functools.cache
+def native_library() -> ctypes.CDLL | None:
+    """Return the native library for this processor, or None to use plain torch.
+
+    It is built on the first call, for the best instruction set that the compiler knows too, or the
+    one that OCTAVO_CPU_INSTRUCTIONS names. None when OCTAVO_KERNELS=reference is set, and, after
+    one warning, when no library can be built.
+
+    Raises:
+        ValueError: One of the two variables has another value.
+    """
+    if wants_reference():
+        return None
+    failure: Exception | None = None
+    for instructions in _allowed_instruction_sets():
+        try:
+            library = load_library(instructions)
+        except (BuildError, OSError) as error:
+            failure = failure or error
+            continue
+        if failure:
+            _logger.warning("using native code for %s only: %s", instructions.name, failure)
+        return library
+    _logger.warning("using slow torch operations on the CPU: %s", failure)
+    return None
+
+
+def _allowed_instruction_sets() -> list[InstructionSet]:
+    usable = usable_instruction_sets()
+    choice = os.environ.get("OCTAVO_CPU_INSTRUCTIONS", "")
+    allowed = [x for x in usable if choice in ("", x.name)]
+    if not allowed:
+        raise ValueError(
+            f"OCTAVO_CPU_INSTRUCTIONS is {choice!r} but must be unset or one of what this "
+            f"processor has, {', '.join(x.name for x in usable)}"
+        )
+    return allowed
+
+
 def library_for(tensor: torch.Tensor) -> ctypes.CDLL | None:
     """Return the native library if it serves tensors like this one, else None."""
-    if tensor.dtype not in NATIVE_DTYPES or tensor.device.type != "cpu":
-        return None
-    return native_library()
+    served = tensor.dtype in _ELEMENT_CODES and tensor.device.type == "cpu"
+    return native_library() if served else None
+
+
+def element_code(dtype: torch.dtype) -> int:
+    """Return the number by which native code knows a dtype."""
+    return _ELEMENT_CODES[dtype]
 
 
 def strides_of(*strides: int) -> ctypes.Array[ctypes.c_int64]:

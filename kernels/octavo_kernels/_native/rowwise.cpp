@@ -1,9 +1,9 @@
-// Row by row operations: RMS norm, SiLU and multiply, rotary embedding.
+// Row by row operations: RMS norm, gated activations, rotary embedding.
 //
 // The caller has checked shapes, types and strides; sizes and strides are in elements. Each row is
 // computed by one thread in one fixed order. Work below kSerialElements is not worth waking a team.
 
-#include "vector.h"
+#include "elements.h"
 
 namespace {
 
@@ -61,9 +61,20 @@ void add_rms_norm(const void* x, const void* residual, const void* weight, void*
     }
 }
 
-template <class T>
-void silu_and_mul(const void* gate_up, void* out, int64_t rows, int64_t inner,
-                  const int64_t* strides, int threads) {
+// Both activations are gate / (1 + e^exponent(gate)).
+struct Silu {
+    INLINE Floats exponent(Floats gate) { return -gate; }
+};
+// By tanh: (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), where 2u = sqrt(8 / pi) (gate + 0.044715 gate^3).
+struct Gelu {
+    INLINE Floats exponent(Floats gate) {
+        return gate * -1.59576912f * (gate * gate * 0.044715f + 1.0f);
+    }
+};
+
+template <class T, class Activation>
+void activate_and_mul(const void* gate_up, void* out, int64_t rows, int64_t inner,
+                      const int64_t* strides, int threads) {
     using E = typename T::Element;
 #pragma omp parallel for num_threads(threads) if (rows * inner > kSerialElements)
     for (int64_t row = 0; row < rows; ++row) {
@@ -71,16 +82,15 @@ void silu_and_mul(const void* gate_up, void* out, int64_t rows, int64_t inner,
         E* to = static_cast<E*>(out) + row * strides[1];
         for_pieces(inner, [&](int64_t i, int count) {
             const Floats gate = read<T>(gates + i, count);
-            const Floats silu = gate / (exponential(-gate) + 1.0f);
-            write<T>(to + i, silu * read<T>(gates + inner + i, count), count);
+            const Floats active = gate / (exponential(Activation::exponent(gate)) + 1.0f);
+            write<T>(to + i, active * read<T>(gates + inner + i, count), count);
         });
     }
 }
 
 template <class T>
-INLINE void rotate_head(const typename T::Element* x, typename T::Element* out,
-                        const float* cos_sin, int64_t head_dim, int64_t rotary_dim) {
-    const int64_t half = rotary_dim / 2;
+INLINE void rotate_halves(const typename T::Element* x, typename T::Element* out,
+                          const float* cos_sin, int64_t half) {
     for_pieces(half, [&](int64_t i, int count) {
         const Floats cosine = read<Float32>(cos_sin + i, count);
         const Floats sine = read<Float32>(cos_sin + half + i, count);
@@ -88,23 +98,51 @@ INLINE void rotate_head(const typename T::Element* x, typename T::Element* out,
         write<T>(out + i, multiply_add(low, cosine, -(high * sine)), count);
         write<T>(out + half + i, multiply_add(high, cosine, low * sine), count);
     });
-    if (out != x && rotary_dim < head_dim)
-        memcpy(out + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof *x);
+}
+
+// The same, of pairs that lie side by side.
+template <class T>
+INLINE void rotate_pairs(const typename T::Element* x, typename T::Element* out,
+                         const float* cos_sin, int64_t half) {
+    for_pieces(half, [&](int64_t i, int count) {
+        typename T::Element lows[kLanes] = {}, highs[kLanes] = {};
+        for (int j = 0; j < count; ++j) {
+            lows[j] = x[2 * (i + j)];
+            highs[j] = x[2 * (i + j) + 1];
+        }
+        const Floats cosine = read<Float32>(cos_sin + i, count);
+        const Floats sine = read<Float32>(cos_sin + half + i, count);
+        const Floats low = T::widen(lows), high = T::widen(highs);
+        T::narrow(lows, multiply_add(low, cosine, -(high * sine)));
+        T::narrow(highs, multiply_add(high, cosine, low * sine));
+        for (int j = 0; j < count; ++j) {
+            out[2 * (i + j)] = lows[j];
+            out[2 * (i + j) + 1] = highs[j];
+        }
+    });
 }
 
 // strides: of the tokens of x and of out; heads lie head_dim apart
 template <class T>
 void apply_rope(const void* x, void* out, const int64_t* positions, const float* cos_sin,
-                Rows rows, int64_t rotary_dim, const int64_t* strides, int threads) {
+                Rows rows, int64_t rotary_dim, int interleaved, const int64_t* strides,
+                int threads) {
     using E = typename T::Element;
 #pragma omp parallel for num_threads(threads) \
     if (rows.outer * rows.inner * rows.size > kSerialElements)
     for (int64_t token = 0; token < rows.outer; ++token) {
         const float* angles = cos_sin + positions[token] * rotary_dim;
-        for (int64_t head = 0; head < rows.inner; ++head)
-            rotate_head<T>(static_cast<const E*>(x) + token * strides[0] + head * rows.size,
-                           static_cast<E*>(out) + token * strides[1] + head * rows.size, angles,
-                           rows.size, rotary_dim);
+        for (int64_t head = 0; head < rows.inner; ++head) {
+            const E* from = static_cast<const E*>(x) + token * strides[0] + head * rows.size;
+            E* to = static_cast<E*>(out) + token * strides[1] + head * rows.size;
+            if (interleaved)
+                rotate_pairs<T>(from, to, angles, rotary_dim / 2);
+            else
+                rotate_halves<T>(from, to, angles, rotary_dim / 2);
+            if (to != from && rotary_dim < rows.size)
+                memcpy(to + rotary_dim, from + rotary_dim,
+                       (rows.size - rotary_dim) * sizeof *from);
+        }
     }
 }
 
@@ -113,39 +151,54 @@ void apply_rope(const void* x, void* out, const int64_t* positions, const float*
 extern "C" {
 
 // strides: x outer, x inner, out outer, out inner
-void octavo_rms_norm(int bfloat16, const void* x, const void* weight, void* out, int64_t outer,
+void octavo_rms_norm(int element, const void* x, const void* weight, void* out, int64_t outer,
                      int64_t inner, int64_t size, const int64_t* strides, float eps, int threads) {
-    const auto run = bfloat16 ? rms_norm<BFloat16> : rms_norm<Float32>;
+    const auto run = for_element(element, rms_norm<Float32>, rms_norm<BFloat16>,
+                                 rms_norm<Float16>);
     run(x, weight, out, {outer, inner, size}, strides, eps, threads);
 }
 
 // strides: of the rows of x, residual, out, residual_out
-void octavo_add_rms_norm(int bfloat16, const void* x, const void* residual, const void* weight,
+void octavo_add_rms_norm(int element, const void* x, const void* residual, const void* weight,
                          void* out, void* residual_out, int64_t rows, int64_t size,
                          const int64_t* strides, float eps, int threads) {
-    const auto run = bfloat16 ? add_rms_norm<BFloat16> : add_rms_norm<Float32>;
+    const auto run = for_element(element, add_rms_norm<Float32>, add_rms_norm<BFloat16>,
+                                 add_rms_norm<Float16>);
     run(x, residual, weight, out, residual_out, rows, size, strides, eps, threads);
 }
 
 // strides: of the rows of gate_up and out
-void octavo_silu_and_mul(int bfloat16, const void* gate_up, void* out, int64_t rows, int64_t inner,
+void octavo_silu_and_mul(int element, const void* gate_up, void* out, int64_t rows, int64_t inner,
                          const int64_t* strides, int threads) {
-    const auto run = bfloat16 ? silu_and_mul<BFloat16> : silu_and_mul<Float32>;
+    const auto run =
+        for_element(element, activate_and_mul<Float32, Silu>, activate_and_mul<BFloat16, Silu>,
+                    activate_and_mul<Float16, Silu>);
+    run(gate_up, out, rows, inner, strides, threads);
+}
+
+// strides: as above
+void octavo_gelu_and_mul(int element, const void* gate_up, void* out, int64_t rows, int64_t inner,
+                         const int64_t* strides, int threads) {
+    const auto run =
+        for_element(element, activate_and_mul<Float32, Gelu>, activate_and_mul<BFloat16, Gelu>,
+                    activate_and_mul<Float16, Gelu>);
     run(gate_up, out, rows, inner, strides, threads);
 }
 
 // Returns the first token whose position is outside [0, max_len), before anything is written,
 // or -1.
-int64_t octavo_apply_rope(int bfloat16, const void* q, const void* k, void* q_out, void* k_out,
+int64_t octavo_apply_rope(int element, const void* q, const void* k, void* q_out, void* k_out,
                           const int64_t* positions, const float* cos_sin, int64_t tokens,
                           int64_t q_heads, int64_t k_heads, int64_t head_dim, int64_t rotary_dim,
-                          int64_t max_len, const int64_t* strides, int threads) {
+                          int64_t max_len, int interleaved, const int64_t* strides, int threads) {
     for (int64_t token = 0; token < tokens; ++token)
         if (positions[token] < 0 || positions[token] >= max_len) return token;
-    const auto run = bfloat16 ? apply_rope<BFloat16> : apply_rope<Float32>;
-    run(q, q_out, positions, cos_sin, {tokens, q_heads, head_dim}, rotary_dim, strides, threads);
-    run(k, k_out, positions, cos_sin, {tokens, k_heads, head_dim}, rotary_dim, strides + 2,
+    const auto run = for_element(element, apply_rope<Float32>, apply_rope<BFloat16>,
+                                 apply_rope<Float16>);
+    run(q, q_out, positions, cos_sin, {tokens, q_heads, head_dim}, rotary_dim, interleaved, strides,
         threads);
+    run(k, k_out, positions, cos_sin, {tokens, k_heads, head_dim}, rotary_dim, interleaved,
+        strides + 2, threads);
     return -1;
 }
 

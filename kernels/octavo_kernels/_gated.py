@@ -1,0 +1,49 @@
+"""What the gated activations share: the check of their arguments and the choice of a path.
+
+Knows nothing of the activations but their names.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from octavo_kernels._check import check_tensor
+from octavo_kernels._choice import gpu_capability
+from octavo_kernels._launch import choose_gated
+from octavo_kernels._native.library import element_code, library_for, strides_of
+
+
+def activate_and_mul(
+    name: str,
+    reference: Callable[[torch.Tensor], torch.Tensor],
+    gate_up: torch.Tensor,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Compute the activation `name`, silu_and_mul or gelu_and_mul; see there."""
+    check_tensor(f"{name}: gate_up", gate_up, (None, None))
+    tokens, width = gate_up.shape
+    if width % 2:
+        raise ValueError(f"{name}: gate_up has {width} columns but must have an even number")
+    shape = (tokens, width // 2)
+    if out is None:
+        out = torch.empty(shape, dtype=gate_up.dtype, device=gate_up.device)
+    else:
+        check_tensor(f"{name}: out", out, shape, like=gate_up)
+    capability = gpu_capability(gate_up)
+    if capability is not None:
+        from octavo_kernels._triton.gated import launch_gated
+
+        launch_gated(name, gate_up, out, choose_gated(capability))
+        return out
+    library = library_for(gate_up)
+    if library is None:
+        return out.copy_(reference(gate_up))
+    getattr(library, f"octavo_{name}")(
+        element_code(gate_up.dtype),
+        gate_up.data_ptr(),
+        out.data_ptr(),
+        *shape,
+        strides_of(gate_up.stride(0), out.stride(0)),
+        torch.get_num_threads(),
+    )
+    return out

@@ -1,0 +1,103 @@
+"""Compile kernels to machine code for a GPU that this machine need not have.
+
+Knows how the Triton language is asked for machine code and what the machine code uses; knows no
+kernel. catalog lists them.
+"""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+_TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """A kernel with all that decides its machine code, besides the architecture."""
+
+    kernel: Any
+    """What `triton.jit` made."""
+    dtype: str
+    """Type of the tensors it computes on, by the language's name: fp32, bf16 or fp16."""
+    types: Sequence[str]
+    """Types of the arguments before the constants: "*bf16" for a pointer, "i32", "fp32"."""
+    constants: Mapping[str, int]
+    """Values of its constants, by name."""
+    num_warps: int
+    num_stages: int = 3
+    """The language's own default."""
+    fp_fusion: bool = True
+    """Whether multiplications and additions may become one instruction."""
+
+    @property
+    def name(self) -> str:
+        """What sets it apart from any other case, in words."""
+        constants = " ".join(f"{name}={int(value)}" for name, value in self.constants.items())
+        kernel = self.kernel.__name__.removesuffix("_kernel")
+        return f"{kernel} {self.dtype} {constants} warps={self.num_warps} stages={self.num_stages}"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the machine code of a kernel uses."""
+
+    registers: int
+    """Of a thread."""
+    stack_bytes: int
+    """Of a thread: registers that did not suffice are spilled there."""
+    shared_bytes: int
+    """Of a program."""
+
+
+def compile_case(case: KernelCase, capability: int) -> Resources:
+    """Compile a case for one architecture and return what its machine code uses.
+
+    Pointers, and integers by which the kernel is specialised, are taken to be multiples of 16, as
+    those of models are.
+    """
+    names = case.kernel.arg_names
+    arguments = dict(zip(names, case.types, strict=False))
+    free = {name for name in names if name in case.kernel.do_not_specialize}
+    multiples = {
+        (index,): [["tt.divisibility", 16]]
+        for index, (name, kind) in enumerate(arguments.items())
+        if (kind.startswith("*") or kind in ("i32", "i64")) and name not in free
+    }
+    source = ASTSource(
+        case.kernel,
+        {name: arguments.get(name, "constexpr") for name in names},
+        dict(case.constants),
+        multiples,
+    )
+    compiled = triton.compile(
+        source,
+        target=GPUTarget("cuda", capability, 32),
+        options={
+            "num_warps": case.num_warps,
+            "num_stages": case.num_stages,
+            "enable_fp_fusion": case.fp_fusion,
+        },
+    )
+    registers, stack = _usage(compiled.asm["cubin"])
+    return Resources(registers, stack, compiled.metadata.shared)
+
+
+def _usage(machine_code: bytes) -> tuple[int, int]:
+    """Return the registers and bytes of stack of a thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(machine_code)
+        file.flush()
+        command = [str(_TOOL), "-res-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
+    if found is None:
+        raise ValueError(f"cuobjdump reported {report!r} but must report registers and stack")
+    return int(found[1]), int(found[2])

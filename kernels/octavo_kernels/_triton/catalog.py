@@ -1,0 +1,82 @@
+"""Every kernel with every type and launch configuration that the tables give, and its table.
+
+To add a kernel, write its `kernel_cases(capability, dtype)` and name its module in _FAMILIES.
+"""
+
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+from itertools import product
+
+import triton
+
+from octavo_kernels._launch import COMPILED_CAPABILITIES
+from octavo_kernels._triton import apply_rope, gated, paged_attention, rms_norm, write_kv_cache
+from octavo_kernels._triton.ahead_of_time import KernelCase, Resources, compile_case
+
+_FAMILIES = (rms_norm, apply_rope, gated, write_kv_cache, paged_attention)
+_DTYPES = ("fp32", "bf16", "fp16")
+
+Usage = dict[str, dict[int, Resources]]
+"""What each case uses, by its name, then by capability."""
+
+
+def kernel_cases(capability: int) -> list[KernelCase]:
+    """Return all that may be launched on this architecture."""
+    return [
+        case
+        for family, dtype in product(_FAMILIES, _DTYPES)
+        for case in family.kernel_cases(capability, dtype)
+    ]
+
+
+def compile_catalog() -> Usage:
+    """Compile every case for every architecture, on all processors; takes up to minutes.
+
+    What was compiled before is found in the language's own cache.
+    """
+    jobs = [
+        (capability, index, case.name)
+        for capability in COMPILED_CAPABILITIES
+        for index, case in enumerate(kernel_cases(capability))
+    ]
+    workers = len(os.sched_getaffinity(0))
+    usage: Usage = {}
+    # Spawned, for a fork of a process that runs threads may hang.
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        for (capability, _, name), used in zip(
+            jobs, pool.map(_compile, jobs, chunksize=4), strict=True
+        ):
+            usage.setdefault(name, {})[capability] = used
+    return usage
+
+
+def _compile(job: tuple[int, int, str]) -> Resources:
+    capability, index, _ = job
+    return compile_case(kernel_cases(capability)[index], capability)
+
+
+def usage_table(usage: Usage) -> str:
+    """Return the committed table, in Markdown."""
+    heads = " | ".join(f"sm_{capability}" for capability in COMPILED_CAPABILITIES)
+    lines = [
+        "# What the GPU kernels use",
+        "",
+        "Made by `scripts/kernel-table`, which compiles every kernel with every type and launch",
+        f"configuration with Triton {triton.__version__}; it needs no GPU. A cell: registers of a",
+        "thread / bytes of stack of a thread, to which registers spill / bytes of shared memory of",
+        "a program.",
+        "",
+        f"| kernel | {heads} |",
+        "|---|" + "---|" * len(COMPILED_CAPABILITIES),
+    ]
+    for name, by_capability in usage.items():
+        cells = [_cell(by_capability.get(capability)) for capability in COMPILED_CAPABILITIES]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(used: Resources | None) -> str:
+    if used is None:
+        return "-"
+    return f"{used.registers} / {used.stack_bytes} / {used.shared_bytes}"

@@ -1,0 +1,57 @@
+"""The public functions launch the kernels, and agree with their references."""
+
+import importlib
+
+import pytest
+import torch
+
+import octavo_kernels
+from octavo_kernels import _choice
+
+
+@pytest.fixture
+def as_on_a_gpu(device, capability, monkeypatch):
+    """Let the interpreter's tensors, which lie on the CPU, take the path of a GPU's."""
+
+    def choose(module: str) -> None:
+        if device.type == "cpu":
+            chosen = importlib.import_module(f"octavo_kernels.{module}")
+            monkeypatch.setattr(chosen, "gpu_capability", lambda tensor: capability)
+
+    return choose
+
+
+def test_a_gpus_tensor_tells_its_capability(device, capability):
+    expected = None if device.type == "cpu" else capability
+    assert _choice.gpu_capability(torch.ones(1, device=device)) == expected
+
+
+@pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul"])
+def test_gated_activations(name, device, as_on_a_gpu, assert_near):
+    as_on_a_gpu("_gated")
+    gate_up = torch.randn(3, 50)
+    actual = getattr(octavo_kernels, name)(gate_up.to(device))
+    assert_near(actual.cpu(), getattr(octavo_kernels, f"{name}_reference")(gate_up))
+
+
+def test_norms(device, as_on_a_gpu, assert_near):
+    as_on_a_gpu("rms_norm")
+    (x, residual), weight = torch.randn(2, 3, 50), torch.randn(50)
+    on_device = [tensor.to(device) for tensor in (x, residual, weight)]
+    actual = octavo_kernels.rms_norm(on_device[0], on_device[2], 1e-5)
+    assert_near(actual.cpu(), octavo_kernels.rms_norm_reference(x, weight, 1e-5))
+    actual = octavo_kernels.add_rms_norm(*on_device, 1e-5)
+    expected = octavo_kernels.add_rms_norm_reference(x, residual, weight, 1e-5)
+    assert_near(actual[0].cpu(), expected[0])
+    assert_near(actual[1].cpu(), expected[1])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope(interleaved, device, as_on_a_gpu, assert_near):
+    as_on_a_gpu("apply_rope")
+    arguments = (torch.randn(3, 4, 8), torch.randn(3, 2, 8), torch.arange(3), torch.randn(5, 6))
+    on_device = [tensor.to(device) for tensor in arguments]
+    actual = octavo_kernels.apply_rope(*on_device, interleaved=interleaved)
+    expected = octavo_kernels.apply_rope_reference(*arguments, interleaved=interleaved)
+    assert_near(actual[0].cpu(), expected[0])
+    assert_near(actual[1].cpu(), expected[1])

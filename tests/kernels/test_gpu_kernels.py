@@ -1,0 +1,70 @@
+"""The GPU's kernels without a GPU: in the interpreter of their language, and as machine code."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="the Triton language is not installed"
+    ),
+]
+
+FOLDER = Path(__file__).parent
+COMMITTED_TABLE = FOLDER.parents[1] / "docs" / "kernel-table.md"
+
+#: Shared memory that a program may have, by capability, in bytes.
+SHARED_LIMITS = {80: 166_912, 86: 101_376, 90: 232_448, 100: 232_448}
+
+
+@pytest.mark.parametrize("check", sorted(path.name for path in FOLDER.glob("on_device/check_*.py")))
+def test_kernels_agree_with_their_references_in_the_interpreter(check):
+    # A process of its own: whether kernels are interpreted is decided when the language is
+    # imported. Its numpy warns where a kernel means to overflow, as in e^x of a large x.
+    command = "-m pytest -q -p no:cacheprovider -W ignore:overflow:RuntimeWarning".split()
+    done = subprocess.run(
+        [sys.executable, *command, str(FOLDER / "on_device" / check)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def usage():
+    """Compile everything for every architecture."""
+    from octavo_kernels._triton.catalog import compile_catalog
+
+    return compile_catalog()
+
+
+def test_no_kernel_spills_registers(usage):
+    spilled = {
+        (name, capability): used.stack_bytes
+        for name, by_capability in usage.items()
+        for capability, used in by_capability.items()
+        if used.stack_bytes
+    }
+    assert spilled == {}
+
+
+def test_every_kernel_fits_the_shared_memory_of_its_architecture(usage):
+    outgrown = {
+        (name, capability): used.shared_bytes
+        for name, by_capability in usage.items()
+        for capability, used in by_capability.items()
+        if used.shared_bytes > SHARED_LIMITS[capability]
+    }
+    assert outgrown == {}
+
+
+def test_the_committed_table_is_what_scripts_kernel_table_writes(usage):
+    from octavo_kernels._triton.catalog import usage_table
+
+    assert COMMITTED_TABLE.read_text(encoding="utf-8") == usage_table(usage)
