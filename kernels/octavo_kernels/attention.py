@@ -155,7 +155,8 @@ class AttentionBackend(Protocol):
 
         Raises:
             ValueError: A shape, dtype, device or stride is not as above.
-            IndexError: A slot lies past the cache.
+            IndexError: A slot lies past the cache; on a GPU, which is not waited for, it writes
+                nowhere instead.
         """
         ...
 
@@ -196,7 +197,8 @@ class AttentionBackend(Protocol):
 
         Raises:
             ValueError: A shape, dtype, device, stride or number is not as above.
-            IndexError: The numbers in `metadata` point outside q, block_tables or the cache.
+            IndexError: The numbers in `metadata` point outside q, block_tables or the cache; on a
+                GPU, which is not waited for, such blocks read as zeros instead.
         """
         ...
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import torch
 
+from octavo_kernels._torch_cache import allocate_in_torch, copy_in_torch
 from octavo_kernels.attention import (
     NO_BLOCK,
     AttentionMetadata,
     KVCache,
     KVCacheShape,
-    check_copy,
     check_kv,
     check_query,
     metadata_error,
@@ -46,21 +46,12 @@ class ReferenceAttention:
     def allocate(self, num_blocks: int, *, host: bool = False) -> KVCache:
         """Return a zero-filled cache; see AttentionBackend."""
         shape = self.shape
-        storage = torch.zeros(
-            (num_blocks, shape.num_layers, 2, shape.block_size, shape.num_kv_heads, shape.head_dim),
-            dtype=shape.dtype,
-            device="cpu" if host else self._device,
-            pin_memory=host and self._device.type == "cuda",
-        )
-        keys, values = storage.unbind(2)
-        return KVCache(storage, keys.unbind(1), values.unbind(1))
+        sizes = (shape.block_size, shape.num_kv_heads, shape.head_dim)
+        return allocate_in_torch(num_blocks, sizes, shape, self._device, host=host)
 
     def copy_blocks(self, source: KVCache, target: KVCache, pairs: torch.Tensor) -> None:
         """Copy whole blocks in order; see AttentionBackend."""
-        check_copy(source, target, pairs)
-        for source_block, target_block in pairs.tolist():
-            block = source.storage[source_block]
-            target.storage[target_block].copy_(block, non_blocking=True)
+        copy_in_torch(source, target, pairs)
 
     def write_kv_cache(
         self,

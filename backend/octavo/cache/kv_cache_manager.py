@@ -23,9 +23,8 @@ class KVCacheManager:
     tokens   0 … 15 │ 16 … 31 │ 32 … 40
     table    block 7 │ block 2 │ block 9   (slots 9 … 15 of block 9 are allocated, not used)
 
-    Full blocks are published and shared by all sequences that begin alike, unless `prefix_caching`
-    is off. Host blocks hold the KV of swapped sequences, and published blocks that had to leave the
-    device.
+    Full blocks are published and shared by all that begin alike, unless `prefix_caching` is off.
+    Host blocks hold the KV of swapped sequences, and published blocks that had to leave the device.
 
     Args:
         window: how many tokens back a token sees, itself included; None: all.
@@ -103,10 +102,8 @@ class KVCacheManager:
         """Give `sequence` the blocks of `prefix`, which `find_cached` has just returned.
 
         Mutates its table and counts. Returns the id of a transfer if host blocks have to be copied:
-        until `arrive`, the table may not be used. None: there is nothing to wait for.
-
-        Raises:
-            EngineError: it has blocks already, the prefix no longer holds, or there is no room.
+        until `arrive`, the table may not be used; else None. Raises EngineError if it has blocks
+        already, the prefix no longer holds, or there is no room.
         """
         if sequence.block_table:
             raise EngineError(f"{sequence} is admitted but has blocks already")
