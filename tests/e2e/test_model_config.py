@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from octavo.errors import LaunchError
-from octavo.local.triton_server import GPU_DRIVER, TritonServer
+from octavo.local.server_command import GPU_DRIVER
+from octavo.local.triton_server import TritonServer
 from octavo_client import Client, codec
 
 pytestmark = pytest.mark.e2e
