@@ -110,7 +110,8 @@ def test_an_aborted_prompt_leaves_only_its_computed_blocks(tiny, num_steps):
     tiny.check(driver)
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 4, 7])
+# The step after each of these copies no block; after another an engine refuses to go on.
+@pytest.mark.parametrize("num_steps", [1, 3, 4, 6, 8])
 def test_a_step_that_fails_publishes_nothing(tiny, num_steps):
     driver = tiny.driver(max_num_batched_tokens=40)
     driver.add_all(tiny.asks)
