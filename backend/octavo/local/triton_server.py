@@ -38,7 +38,7 @@ from octavo.local.startup import StartupProgress
 
 POLL_INTERVAL_S = 0.05
 START_TIMEOUT_S = 10.0
-STALL_TIMEOUT_S = 20.0
+STALL_TIMEOUT_S = 45.0
 NOTICE_INTERVAL_S = 15.0
 KEPT_RECORDS = 1000
 
