@@ -62,8 +62,9 @@ class PoolMachine(RuleBasedStateMachine):
             assert taken is None
             return
         blocks, self.free = self.free[:count], self.free[count:]
-        evicted = [(block, self.keys.pop(block)) for block in blocks if block in self.keys]
-        assert taken == (blocks, evicted)
+        evicted = {block: self.keys.pop(block) for block in blocks if block in self.keys}
+        assert taken == (blocks, list(evicted))
+        assert {block: self.pool.former_key(block) for block in evicted} == evicted
         for block in blocks:
             self.refs[block] = 1
         self.happened["evicted"] += len(evicted)

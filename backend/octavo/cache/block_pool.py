@@ -42,27 +42,30 @@ class BlockPool:
         self._nodes = array("i", bytes(16 * (num_blocks + 1)))
         self._nodes[::4] = array("i", [*range(1, num_blocks + 1), 0])
         self._nodes[1::4] = array("i", [num_blocks, *range(num_blocks)])
-        self._keys: list[BlockKey | None] = [None] * num_blocks
+        # A block that is handed out keeps its last key, and the index its entry, until it is
+        # published anew: forgetting a key touches memory that was left alone for long.
+        self._keys: list[BlockKey] = [b""] * num_blocks
         self._index: dict[BlockKey, int] = {}
 
-    def take(self, count: int) -> tuple[list[int], list[tuple[int, BlockKey]]] | None:
+    def take(self, count: int) -> tuple[list[int], list[int]] | None:
         """Take `count` free blocks, or None (and nothing changes) when fewer are free.
 
-        Returns the blocks, each with one reference, and those among them that were published, with
-        the keys under which they can no longer be found.
+        Returns the blocks, each with one reference, and those among them that were published: they
+        are evicted, and can no longer be found.
         """
         if count > self.num_free:
             return None
         nodes, ring = self._nodes, self.num_blocks
         blocks: list[int] = []
-        evicted: list[tuple[int, BlockKey]] = []
+        evicted: list[int] = []
         block = nodes[4 * ring]
         for _ in range(count):
             blocks.append(block)
             node = 4 * block
             nodes[node + 2] = 1
             if nodes[node + 3]:
-                evicted.append((block, self._withdraw(block)))
+                nodes[node + 3] = 0
+                evicted.append(block)
             block = nodes[node]
         nodes[4 * ring] = block
         nodes[4 * block + 1] = ring
@@ -113,18 +116,27 @@ class BlockPool:
         """
         if self.ref_count(block) == 0:
             raise EngineError(f"block {block} is published but nobody holds it")
-        known = self._keys[block]
-        if known is not None and known != key:
-            raise EngineError(f"block {block} is published twice, under two keys")
-        if self._index.setdefault(key, block) != block:
-            return False
+        if self._nodes[4 * block + 3]:
+            if self._keys[block] != key:
+                raise EngineError(f"block {block} is published twice, under two keys")
+            return True
+        standing = self._index.setdefault(key, block)
+        if standing != block:
+            if self._nodes[4 * standing + 3]:
+                return False
+            self._keys[standing] = b""
+            self._index[key] = block
+        former = self._keys[block]
+        if former and former != key:
+            del self._index[former]
         self._keys[block] = key
         self._nodes[4 * block + 3] = 1
         return True
 
     def find(self, key: BlockKey) -> int | None:
         """Return the block published with this content, held or free, or None."""
-        return self._index.get(key)
+        block = self._index.get(key)
+        return block if block is not None and self._nodes[4 * block + 3] else None
 
     def ref_count(self, block: int) -> int:
         """Return how many references a block has; 0 for what is not a block."""
@@ -132,7 +144,12 @@ class BlockPool:
 
     def key_of(self, block: int) -> BlockKey | None:
         """Return the key a block is published under; None if it is not, or is not a block."""
-        return self._keys[block] if 0 <= block < self.num_blocks else None
+        is_published = 0 <= block < self.num_blocks and self._nodes[4 * block + 3]
+        return self._keys[block] if is_published else None
+
+    def former_key(self, block: int) -> BlockKey:
+        """Return the key of a block that was just evicted."""
+        return self._keys[block]
 
     def free_blocks(self) -> Iterator[int]:
         """Iterate over free blocks in the order in which they are handed out."""
@@ -163,14 +180,6 @@ class BlockPool:
         self._check_free_list()
         self._check_index()
 
-    def _withdraw(self, block: int) -> BlockKey:
-        key = self._keys[block]
-        assert key is not None, f"block {block} is marked as published"
-        self._keys[block] = None
-        self._nodes[4 * block + 3] = 0
-        del self._index[key]
-        return key
-
     def _check_free_list(self) -> None:
         free = {block for block in range(self.num_blocks) if not self.ref_count(block)}
         listed: list[int] = []
@@ -192,10 +201,10 @@ class BlockPool:
             )
 
     def _check_index(self) -> None:
-        marked = [bool(mark) for mark in self._nodes[3:-1:4]]
-        if marked != [key is not None for key in self._keys]:
-            raise EngineError(f"published blocks are marked {marked} but have keys {self._keys}")
-        keyed = {key: block for block, key in enumerate(self._keys) if key is not None}
+        nameless = [b for b, key in enumerate(self._keys) if self._nodes[4 * b + 3] and not key]
+        if nameless:
+            raise EngineError(f"blocks {nameless} are published but have no keys")
+        keyed = {key: block for block, key in enumerate(self._keys) if key}
         if keyed != self._index:
             wrong = sorted(set(keyed.items()) ^ set(self._index.items()))
             raise EngineError(f"blocks and the index of their keys differ in {wrong}")

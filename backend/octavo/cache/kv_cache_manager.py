@@ -245,8 +245,9 @@ class KVCacheManager:
         taken = self.device_pool.take(count)
         if taken is None:
             return None
-        self._host.keep(taken[1])
-        return taken[0]
+        blocks, evicted = taken
+        self._host.keep((block, self.device_pool.former_key(block)) for block in evicted)
+        return blocks
 
     def _use(self, sequence: Sequence, prefix: CachedPrefix) -> int | None:
         """Fill the table from the sources; return the id of a transfer if one is needed."""
