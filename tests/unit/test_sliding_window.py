@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import octavo_kernels.attention
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.cache.prefix_cache import CachedBlock
 from octavo.sequence import NO_BLOCK, Sequence
@@ -96,3 +97,8 @@ def test_a_swapped_sequence_keeps_what_it_sees(manager, make_sequence):
         CachedBlock(host=1),
     )
     assert (prefix.num_tokens, prefix.num_free_used) == (14, 2)
+
+
+def test_the_cache_and_the_kernels_mean_the_same_by_no_block():
+    """Said twice, because what the scheduler imports must not import torch."""
+    assert octavo_kernels.attention.NO_BLOCK == NO_BLOCK
