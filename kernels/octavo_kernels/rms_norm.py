@@ -10,6 +10,7 @@ from octavo_kernels._check import FLOAT_DTYPES, check_tensor
 from octavo_kernels._choice import gpu_capability
 from octavo_kernels._launch import choose_rms_norm
 from octavo_kernels._native.library import element_code, library_for, strides_of
+from octavo_kernels._register import register
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -46,15 +47,23 @@ def rms_norm(
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     else:
         check_tensor("rms_norm: out", out, x.shape, like=x)
+    _rms_norm(x, weight, eps, out)
+    return out
+
+
+@register("rms_norm", "Tensor x, Tensor weight, float eps, Tensor(a!) out")
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+    """Compute `rms_norm` of checked tensors into `out`."""
     capability = gpu_capability(x)
     if capability is not None:
         from octavo_kernels._triton.rms_norm import launch_rms_norm
 
         launch_rms_norm(x, weight, eps, out, choose_rms_norm(x.shape[-1], capability))
-        return out
+        return
     library = library_for(x)
     if library is None:
-        return out.copy_(rms_norm_reference(x, weight, eps))
+        out.copy_(rms_norm_reference(x, weight, eps))
+        return
     outer = x.shape[0] if x.dim() > 1 else 1
     inner = x.shape[1] if x.dim() == 3 else 1
     library.octavo_rms_norm(
@@ -67,7 +76,6 @@ def rms_norm(
         eps,
         torch.get_num_threads(),
     )
-    return out
 
 
 def add_rms_norm_reference(
@@ -112,17 +120,36 @@ def add_rms_norm(
         residual_out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     check_tensor("add_rms_norm: out", out, x.shape, like=x)
     check_tensor("add_rms_norm: residual_out", residual_out, x.shape, like=x)
+    _add_rms_norm(x, residual, weight, eps, out, residual_out)
+    return out, residual_out
+
+
+@register(
+    "add_rms_norm",
+    "Tensor x, Tensor residual, Tensor weight, float eps, Tensor(a!) out, Tensor(b!) residual_out",
+)
+def _add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    residual_out: torch.Tensor,
+) -> None:
+    """Compute `add_rms_norm` of checked tensors into `out` and `residual_out`."""
     tensors = (x, residual, weight, out, residual_out)
     capability = gpu_capability(x)
     if capability is not None:
         from octavo_kernels._triton.rms_norm import launch_add_rms_norm
 
         launch_add_rms_norm(tensors, eps, choose_rms_norm(x.shape[1], capability))
-        return out, residual_out
+        return
     library = library_for(x)
     if library is None:
         normed, total = add_rms_norm_reference(x, residual, weight, eps)
-        return out.copy_(normed), residual_out.copy_(total)
+        out.copy_(normed)
+        residual_out.copy_(total)
+        return
     library.octavo_add_rms_norm(
         element_code(x.dtype),
         *[tensor.data_ptr() for tensor in tensors],
@@ -131,7 +158,6 @@ def add_rms_norm(
         eps,
         torch.get_num_threads(),
     )
-    return out, residual_out
 
 
 def _row_strides(x: torch.Tensor) -> tuple[int, int]:
