@@ -12,7 +12,13 @@ import mmap
 
 import torch
 
-from octavo_kernels._native.library import element_code, native_library, strides_of
+from octavo_kernels._native.library import (
+    element_code,
+    load_library,
+    native_instructions,
+    strides_of,
+)
+from octavo_kernels._native.processor import InstructionSet
 from octavo_kernels.attention import (
     AttentionMetadata,
     KVCache,
@@ -45,11 +51,10 @@ class _Batch(ctypes.Structure):
 class NativeAttention:
     """Attention backend of the CPU where a C++ compiler is at hand."""
 
-    name = "native"
-
-    def __init__(self, shape: KVCacheShape, library: ctypes.CDLL) -> None:
+    def __init__(self, shape: KVCacheShape, instructions: InstructionSet) -> None:
+        self.name = f"native ({instructions.name})"
         self.shape = shape
-        self._library = library
+        self._library = load_library(instructions)
 
     @staticmethod
     def supports(shape: KVCacheShape) -> bool:
@@ -180,5 +185,5 @@ def make_native_attention(shape: KVCacheShape) -> NativeAttention | None:
     """Return the native backend, or None where the plain one must serve."""
     if not NativeAttention.supports(shape):
         return None
-    library = native_library()
-    return None if library is None else NativeAttention(shape, library)
+    instructions = native_instructions()
+    return None if instructions is None else NativeAttention(shape, instructions)

@@ -14,7 +14,7 @@ from octavo_kernels import (
     KVCacheShape,
     make_attention_backend,
 )
-from octavo_kernels._native.library import load_library, native_library
+from octavo_kernels._native.library import native_library
 from octavo_kernels._native.processor import usable_instruction_sets
 from octavo_kernels.native_attention import NativeAttention
 from octavo_kernels.reference_attention import ReferenceAttention
@@ -79,7 +79,7 @@ def _make_backend(name: str, shape: KVCacheShape) -> AttentionBackend:
         return ReferenceAttention(shape, CPU)
     if name == "fast":
         return make_attention_backend(shape, CPU)
-    return NativeAttention(shape, load_library(_INSTRUCTION_SETS[name]))
+    return NativeAttention(shape, _INSTRUCTION_SETS[name])
 
 
 # None where native code cannot be had: then "fast" is the reference.

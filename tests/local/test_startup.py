@@ -9,7 +9,7 @@ import pytest
 from octavo.local.server_log import LogRecord
 from octavo.local.startup import StartupProgress
 
-READY = "model ready in 1.7 s: LlamaForCausalLM, attention native"
+READY = "model ready in 1.7 s: LlamaForCausalLM, attention native (avx512-bf16)"
 
 
 def after(*messages: str) -> StartupProgress:

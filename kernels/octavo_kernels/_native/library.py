@@ -58,12 +58,12 @@ def load_library(instructions: InstructionSet) -> ctypes.CDLL:
 
 
 @functools.cache
-def native_library() -> ctypes.CDLL | None:
-    """Return the native library for this processor, or None to use plain torch.
+def native_instructions() -> InstructionSet | None:
+    """Return the instruction set that native code serves with here, or None to use plain torch.
 
-    It is built on the first call, for the best instruction set that the compiler knows too, or the
-    one that OCTAVO_CPU_INSTRUCTIONS names. None when OCTAVO_KERNELS=reference is set, and, after
-    one warning, when no library can be built.
+    Its library is built on the first call: the best instruction set that the compiler knows too, or
+    the one that OCTAVO_CPU_INSTRUCTIONS names. None when OCTAVO_KERNELS=reference is set, and,
+    after one warning, when no library can be built.
 
     Raises:
         ValueError: One of the two variables has another value.
@@ -73,15 +73,26 @@ def native_library() -> ctypes.CDLL | None:
     failure: Exception | None = None
     for instructions in _allowed_instruction_sets():
         try:
-            library = load_library(instructions)
+            load_library(instructions)
         except (BuildError, OSError) as error:
             failure = failure or error
             continue
         if failure:
             _logger.warning("using native code for %s only: %s", instructions.name, failure)
-        return library
+        return instructions
     _logger.warning("using slow torch operations on the CPU: %s", failure)
     return None
+
+
+@functools.cache
+def native_library() -> ctypes.CDLL | None:
+    """Return the native library for this processor, or None to use plain torch.
+
+    Raises:
+        ValueError: As native_instructions.
+    """
+    instructions = native_instructions()
+    return None if instructions is None else load_library(instructions)
 
 
 def _allowed_instruction_sets() -> list[InstructionSet]:
