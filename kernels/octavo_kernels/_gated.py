@@ -13,37 +13,41 @@ from octavo_kernels._launch import choose_gated
 from octavo_kernels._native.library import element_code, library_for, strides_of
 
 
-def activate_and_mul(
-    name: str,
-    reference: Callable[[torch.Tensor], torch.Tensor],
-    gate_up: torch.Tensor,
-    out: torch.Tensor | None,
-) -> torch.Tensor:
-    """Compute the activation `name`, silu_and_mul or gelu_and_mul; see there."""
+def check_gate_up(name: str, gate_up: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """Raise ValueError unless the activation `name` takes these; return `out`, made if None."""
     check_tensor(f"{name}: gate_up", gate_up, (None, None))
     tokens, width = gate_up.shape
     if width % 2:
         raise ValueError(f"{name}: gate_up has {width} columns but must have an even number")
     shape = (tokens, width // 2)
     if out is None:
-        out = torch.empty(shape, dtype=gate_up.dtype, device=gate_up.device)
-    else:
-        check_tensor(f"{name}: out", out, shape, like=gate_up)
+        return torch.empty(shape, dtype=gate_up.dtype, device=gate_up.device)
+    check_tensor(f"{name}: out", out, shape, like=gate_up)
+    return out
+
+
+def activate_and_mul(
+    name: str,
+    reference: Callable[[torch.Tensor], torch.Tensor],
+    gate_up: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Compute the activation `name`, silu_and_mul or gelu_and_mul, of checked tensors."""
     capability = gpu_capability(gate_up)
     if capability is not None:
         from octavo_kernels._triton.gated import launch_gated
 
         launch_gated(name, gate_up, out, choose_gated(capability))
-        return out
+        return
     library = library_for(gate_up)
     if library is None:
-        return out.copy_(reference(gate_up))
+        out.copy_(reference(gate_up))
+        return
     getattr(library, f"octavo_{name}")(
         element_code(gate_up.dtype),
         gate_up.data_ptr(),
         out.data_ptr(),
-        *shape,
+        *out.shape,
         strides_of(gate_up.stride(0), out.stride(0)),
         torch.get_num_threads(),
     )
-    return out

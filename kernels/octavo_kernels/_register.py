@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import TypeVarTuple
 
 import torch
+from torch.compiler import is_compiling
 
 _Arguments = TypeVarTuple("_Arguments")
 
@@ -53,7 +54,7 @@ def register(
         torch.library.register_fake(qualified, _compute_nothing)
 
         def call(*arguments: *_Arguments) -> None:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 operation(*arguments)
             else:
                 function(*arguments)

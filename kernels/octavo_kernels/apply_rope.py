@@ -12,6 +12,7 @@ from octavo_kernels._check import check_tensor
 from octavo_kernels._choice import gpu_capability
 from octavo_kernels._launch import choose_apply_rope
 from octavo_kernels._native.library import element_code, library_for, strides_of
+from octavo_kernels._register import register
 
 
 def apply_rope_reference(
@@ -68,11 +69,30 @@ def apply_rope(
         IndexError: A position is outside the table. On a GPU, where to raise would be to wait, its
             row becomes NaN.
     """
-    _check_arguments(q, k, positions, cos_sin)
+    check_rope("apply_rope", q, k, positions, cos_sin)
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if q_out is None else q_out
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device) if k_out is None else k_out
     check_tensor("apply_rope: q_out", q_out, q.shape, like=q, packed=2)
     check_tensor("apply_rope: k_out", k_out, k.shape, like=k, packed=2)
+    _apply_rope(q, k, positions, cos_sin, q_out, k_out, interleaved)
+    return q_out, k_out
+
+
+@register(
+    "apply_rope",
+    "Tensor q, Tensor k, Tensor positions, Tensor cos_sin, Tensor(a!) q_out, Tensor(b!) k_out, "
+    "bool interleaved",
+)
+def _apply_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    q_out: torch.Tensor,
+    k_out: torch.Tensor,
+    interleaved: bool,
+) -> None:
+    """Compute `apply_rope` of checked tensors into `q_out` and `k_out`."""
     tensors = (q, k, q_out, k_out)
     capability = gpu_capability(q)
     if capability is not None:
@@ -80,11 +100,13 @@ def apply_rope(
 
         config = choose_apply_rope(cos_sin.shape[1] // 2, capability)
         launch_apply_rope(tensors, positions, cos_sin, config, interleaved=interleaved)
-        return q_out, k_out
+        return
     library = library_for(q)
     if library is None:
         q_turned, k_turned = apply_rope_reference(q, k, positions, cos_sin, interleaved=interleaved)
-        return q_out.copy_(q_turned), k_out.copy_(k_turned)
+        q_out.copy_(q_turned)
+        k_out.copy_(k_turned)
+        return
     invalid = library.octavo_apply_rope(
         element_code(q.dtype),
         *[tensor.data_ptr() for tensor in (*tensors, positions, cos_sin)],
@@ -94,25 +116,26 @@ def apply_rope(
         torch.get_num_threads(),
     )
     if invalid >= 0:
-        raise IndexError(
-            f"apply_rope: position {int(positions[invalid])} is outside the {len(cos_sin)} of "
-            "cos_sin"
-        )
-    return q_out, k_out
+        raise position_error("apply_rope", int(positions[invalid]), len(cos_sin))
 
 
-def _check_arguments(
-    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+def check_rope(
+    name: str, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
 ) -> None:
-    """Raise ValueError unless the arguments are as `apply_rope` wants them."""
-    check_tensor("apply_rope: q", q, (None, None, None), packed=2)
+    """Raise ValueError unless these are as `apply_rope` wants them; messages begin with `name`."""
+    check_tensor(f"{name}: q", q, (None, None, None), packed=2)
     tokens, _, head_dim = q.shape
-    check_tensor("apply_rope: k", k, (tokens, None, head_dim), like=q, packed=2)
-    check_tensor("apply_rope: positions", positions, (tokens,), dtypes=(torch.int64,))
-    check_tensor("apply_rope: cos_sin", cos_sin, (None, None), dtypes=(torch.float32,), packed=2)
+    check_tensor(f"{name}: k", k, (tokens, None, head_dim), like=q, packed=2)
+    check_tensor(f"{name}: positions", positions, (tokens,), dtypes=(torch.int64,))
+    check_tensor(f"{name}: cos_sin", cos_sin, (None, None), dtypes=(torch.float32,), packed=2)
     rotary_dim = cos_sin.shape[1]
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(
-            f"apply_rope: cos_sin has {rotary_dim} columns but must have an even number of at most "
+            f"{name}: cos_sin has {rotary_dim} columns but must have an even number of at most "
             f"head_dim {head_dim}"
         )
+
+
+def position_error(name: str, position: int, max_len: int) -> IndexError:
+    """Return the error of a position that the table of angles does not cover."""
+    return IndexError(f"{name}: position {position} is outside the {max_len} of cos_sin")

@@ -5,7 +5,8 @@ Computed in float32 and rounded once. Knows nothing of layers or models.
 
 import torch
 
-from octavo_kernels._gated import activate_and_mul
+from octavo_kernels._gated import activate_and_mul, check_gate_up
+from octavo_kernels._register import register
 
 
 def silu_and_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
@@ -27,4 +28,12 @@ def silu_and_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> t
     Raises:
         ValueError: A shape, dtype, device or stride is not as above.
     """
-    return activate_and_mul("silu_and_mul", silu_and_mul_reference, gate_up, out)
+    out = check_gate_up("silu_and_mul", gate_up, out)
+    _silu_and_mul(gate_up, out)
+    return out
+
+
+@register("silu_and_mul", "Tensor gate_up, Tensor(a!) out")
+def _silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    """Compute `silu_and_mul` of a checked tensor into `out`."""
+    activate_and_mul("silu_and_mul", silu_and_mul_reference, gate_up, out)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from octavo_kernels import add_rms_norm, rms_norm
+from octavo_kernels import add_rms_norm, apply_rope, gelu_and_mul, rms_norm, silu_and_mul
 
 pytestmark = pytest.mark.kernels
 
@@ -14,6 +14,12 @@ OPERATIONS = {
         *torch.randn(2, 3, 16),
         *(torch.randn(16), 1e-5),
         *torch.empty(2, 3, 16),
+    ),
+    "silu_and_mul": lambda: (torch.randn(3, 16), torch.empty(3, 8)),
+    "gelu_and_mul": lambda: (torch.randn(3, 16), torch.empty(3, 8)),
+    "apply_rope": lambda: (
+        *(torch.randn(3, 4, 8), torch.randn(3, 2, 8), torch.arange(3), torch.randn(5, 6)),
+        *(torch.empty(3, 4, 8), torch.empty(3, 2, 8), True),
     ),
 }
 
