@@ -72,6 +72,7 @@ def time_steps(num_sequences: int, num_steps: int) -> Timings:
         scheduled_s = time.perf_counter()
         builder.build(output)
         built_s = time.perf_counter()
+        scheduler.advance(output)
         scheduler.update(output, drawn, 0.0)
         updated_s = time.perf_counter()
         assert len(output.sampling) == output.num_scheduled_tokens == num_sequences
@@ -97,6 +98,7 @@ def start_decoding(num_sequences: int, num_steps: int) -> Scheduler:
         scheduler.add(Sequence(Request(str(index), prompt, params)))
     output = scheduler.schedule(0.0)
     assert len(output.sampling) == num_sequences, "all prompts fit one step"
+    scheduler.advance(output)
     scheduler.update(output, (SampledToken(1),) * num_sequences, 0.0)
     return scheduler
 

@@ -7,7 +7,9 @@ that calls it. Knows nothing of threads, the server or text.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -20,8 +22,9 @@ from octavo.executor.model_runner import ModelRunner
 from octavo.inspection import Inspection, inspect_scheduler
 from octavo.request import EngineInfo, FinishReason, Request, StepOutput, StepStats, TokenOutput
 from octavo.sampling.batch import build_sampling_batch
-from octavo.sampling.sampler import sample
+from octavo.sampling.sampler import DrawnTokens, sample
 from octavo.scheduler.admission import SchedulerLimits
+from octavo.scheduler.ending import last_outputs
 from octavo.scheduler.output import SchedulerOutput
 from octavo.scheduler.policy import make_policy
 from octavo.scheduler.preemption import PreemptionCosts
@@ -40,10 +43,14 @@ class Runner(Protocol):
     window: int | None
     """Positions that the model sees at most, if no layer sees more."""
     costs: PreemptionCosts
+    steps_ahead: int
+    """Steps that may be under way while the next one is planned: 0, or 1 on a device that computes
+    behind the host's back."""
 
-    def execute(self, output: SchedulerOutput) -> torch.Tensor:
-        """Make the step's block copies, then run the model.
+    def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
+        """Make the step's block copies, then run the model; may return before it is done.
 
+        `drawn` is what the step before drew, [rows] int64 on the device: ids of pending tokens.
         Returns logits [num_samples, vocab_size] float32, in the order of `output.sampling`. With
         nothing scheduled it waits until some blocks have come back from the host.
         """
@@ -52,8 +59,21 @@ class Runner(Protocol):
         """Return the ids of swap-ins that are done, each once."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step under way."""
+
+    scheduled: SchedulerOutput
+    drawn: DrawnTokens
+
+
 class Engine:
     """Schedule, execute, sample, update.
+
+        steps_ahead 0   launch 1 ──────── land 1 ─ launch 2 ──────── land 2 ─ …
+              device             step 1                     step 2
+        steps_ahead 1   launch 1 ─ launch 2 ─ land 1 ─ launch 3 ─ land 2 ─ launch 4 ─ …
+              device             step 1 ───────── step 2 ──────── step 3 ──────────
 
     `clock` gives the time in seconds, of the same clock as the requests' deadlines.
     """
@@ -79,7 +99,10 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self._copies = BlockCopies()
-        """Those of the step under way."""
+        """Those of a step that is being launched."""
+        self._under_way: deque[_Flight] = deque()
+        self._drawn: torch.Tensor | None = None
+        """Token ids that the last launched step draws, on the device."""
         self._stats = StepStats()
 
     @classmethod
@@ -121,17 +144,14 @@ class Engine:
 
         Returns a last output, without tokens, of each answer that was still live.
         """
-        ended, now_s = self.scheduler.finish(request_id, reason, index), self._clock()
-        return tuple(
-            TokenOutput(request_id, (), (), reason, index=answer, timing=each.timing(now_s))
-            for each in ended
-            for answer in each.answers
-        )
+        ended = self.scheduler.finish(request_id, reason, index)
+        return tuple(last_outputs(ended, self._clock()))
 
     def step(self) -> StepOutput:
-        """Run one step of the model over the sequences that the scheduler picks.
+        """Launch a step over the sequences that the scheduler picks, and land the one before it.
 
-        There must be unfinished requests.
+        There must be unfinished requests. Where the device computes while the host waits, the step
+        itself is landed.
 
         Raises:
             EngineDead: an earlier step failed when blocks had to be copied, and may not have been.
@@ -140,13 +160,25 @@ class Engine:
             raise EngineDead("an earlier step failed while it copied blocks; load the model again")
         self.scheduler.resume(self._runner.arrived(), self._clock())
         scheduled = self.scheduler.schedule(self._clock())
+        self._under_way.append(self._launch(scheduled))
+        num_ahead = self._runner.steps_ahead if scheduled.scheduled else 0
+        outputs: list[TokenOutput] = []
+        while len(self._under_way) > num_ahead:
+            outputs += self._land(self._under_way.popleft())
+        return StepOutput(tuple(outputs), self._count(scheduled, outputs))
+
+    def _launch(self, scheduled: SchedulerOutput) -> _Flight:
         self._copies = scheduled.copies
-        logits = self._runner.execute(scheduled)
+        logits = self._runner.execute(scheduled, self._drawn)
         self._copies = BlockCopies()
         batch = build_sampling_batch(scheduled.sampling, self.scheduler.stopping.ending_token_ids)
-        sampled = sample(logits, batch)
-        outputs = self.scheduler.update(scheduled, sampled, self._clock())
-        return StepOutput(tuple(outputs), self._count(scheduled, outputs))
+        drawn = sample(logits, batch)
+        self._drawn = drawn.token_ids
+        self.scheduler.advance(scheduled)
+        return _Flight(scheduled, drawn)
+
+    def _land(self, flight: _Flight) -> list[TokenOutput]:
+        return self.scheduler.update(flight.scheduled, flight.drawn.tokens(), self._clock())
 
     def stats(self) -> StepStats:
         """Return the totals, with queues and blocks as they are now and no tokens scheduled."""

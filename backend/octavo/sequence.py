@@ -15,6 +15,10 @@ from octavo.request import FinishReason, Request, SequenceTiming
 #: Stands in a block table for a block that no token sees any more.
 NO_BLOCK = -1
 
+#: Stands among token ids for a token that is drawn by a step under way: it counts, but its id is
+#: not known yet.
+PENDING_TOKEN = -1
+
 
 class SequenceStatus(enum.Enum):
     """Where a sequence stands."""
@@ -36,6 +40,9 @@ class Sequence:
     be it a prompt, a chunk of one, a single decoded token or a recomputation after preemption.
     Whoever puts a block into the middle of `block_table` makes a new list of it: readers compare
     by identity, and else look only at what was appended.
+
+    A step may be planned while the one before it is under way. What that one computes counts as
+    computed, and the token it draws as known, by a `PENDING_TOKEN` until the step has landed.
     """
 
     __slots__ = (
@@ -46,15 +53,20 @@ class Sequence:
         "finish_reason",
         "host_table",
         "index",
+        "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_published_blocks",
         "num_seats",
         "num_served_tokens",
+        "num_steps_under_way",
+        "num_unlanded_tokens",
         "num_writable_slots",
         "params",
+        "pending_row",
         "request",
         "status",
         "token_ids",
@@ -68,6 +80,8 @@ class Sequence:
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed_tokens = 0
+        self.max_num_tokens = sys.maxsize
+        """Most tokens it may ever have; the scheduler sets it. The last one is never computed."""
         self.status = SequenceStatus.WAITING
         self.finish_reason: FinishReason | None = None
 
@@ -81,6 +95,15 @@ class Sequence:
         """First blocks of the table that the prefix cache has been offered."""
         self.num_writable_slots = 0
         """Slots of its table, from the first, that it can fill without asking the cache."""
+
+        self.num_steps_under_way = 0
+        """Steps that compute or draw tokens of it and have not landed."""
+        self.num_unlanded_tokens = 0
+        """Last computed tokens that steps under way compute, into the table it has now."""
+        self.num_pending_tokens = 0
+        """Last known tokens whose ids are not known yet."""
+        self.pending_row = -1
+        """Row of the last launched step from which its last pending token is drawn."""
 
         self.arrival_number = sys.maxsize
         """Place in the order of arrival; behind all others until the scheduler gives it one."""
@@ -108,6 +131,11 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_named_tokens(self) -> int:
+        """Known tokens whose ids are known too."""
+        return len(self.token_ids) - self.num_pending_tokens
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         """Known tokens whose KV is still to be computed."""
         return len(self.token_ids) - self.num_computed_tokens
@@ -118,8 +146,19 @@ class Sequence:
         return range(self.index, self.index + self.num_seats)
 
     def append_token(self, token_id: int) -> None:
-        """Add a sampled token; its KV is computed in a later step."""
+        """Add a token; its KV is computed in a later step."""
         self.token_ids.append(token_id)
+
+    def expect_token(self, row: int) -> None:
+        """Add a token that a step under way draws from its `row` of logits."""
+        self.append_token(PENDING_TOKEN)
+        self.num_pending_tokens += 1
+        self.pending_row = row
+
+    def name_token(self, token_id: int) -> None:
+        """Give the first pending token its id."""
+        self.token_ids[-self.num_pending_tokens] = token_id
+        self.num_pending_tokens -= 1
 
     def fork(self, index: int) -> Sequence:
         """Return another answer that begins with the tokens known now, without blocks."""
@@ -127,6 +166,7 @@ class Sequence:
         fork.index = index
         fork.token_ids = list(self.token_ids)
         fork.block_keys = list(self.block_keys)
+        fork.max_num_tokens = self.max_num_tokens
         fork.arrival_number = self.arrival_number
         fork.num_seats = 1
         fork.num_served_tokens = self.num_served_tokens

@@ -71,6 +71,7 @@ class CountingRunner:
         self.eos_token_ids = runner.eos_token_ids
         self.max_model_len = runner.max_model_len
         self.window = runner.window
+        self.steps_ahead = runner.steps_ahead
         # Measured costs would make preemptions depend on the machine: swap more than 32 tokens.
         self.costs = PreemptionCosts(
             bytes_per_block=0, copy_bytes_per_s=1.0, copy_latency_s=1.0, prefill_tokens_per_s=16.0
@@ -79,7 +80,7 @@ class CountingRunner:
         self.last = SchedulerOutput(())
         self._runner = runner
 
-    def execute(self, output: SchedulerOutput) -> torch.Tensor:
+    def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
         counts, copies = self.counts, output.copies
         counts["most rows"] = max(counts["most rows"], len(output.scheduled))
         counts["chunks"] += sum(not item.draws for item in output.scheduled)
@@ -88,7 +89,7 @@ class CountingRunner:
         counts["blocks copied"] += len(copies.copies)
         counts["swap-ins"] += len(copies.swap_in)
         self.last = output
-        logits = self._runner.execute(output)
+        logits = self._runner.execute(output, drawn)
         self.after_execute(output)
         return logits
 

@@ -40,11 +40,12 @@ class FakeRunner:
     num_host_blocks = 6
     window = None
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
+    steps_ahead = 0
 
     def __init__(self) -> None:
         self._arrived: list[int] = []
 
-    def execute(self, output: SchedulerOutput) -> torch.Tensor:
+    def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
         self._arrived += [swap_in.transfer_id for swap_in in output.copies.swap_in]
         rows = [next_token(sequence.token_ids) for sequence in output.sampling]
         logits = torch.zeros(len(rows), VOCAB_SIZE)
@@ -327,10 +328,10 @@ def test_a_refused_request_disturbs_nobody(make_engine, make_request, run):
 
 def test_an_engine_whose_step_failed_with_copies_refuses_to_go_on(make_engine, make_request, run):
     class FailingRunner(FakeRunner):
-        def execute(self, output: SchedulerOutput) -> torch.Tensor:
+        def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
             if output.copies:
                 raise RuntimeError("the device is gone")
-            return super().execute(output)
+            return super().execute(output, drawn)
 
     engine = make_engine(FailingRunner(), preemption_mode="swap", enable_prefix_caching=False)
     for name in "ab":

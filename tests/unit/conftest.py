@@ -130,6 +130,7 @@ class SchedulerDriver:
         """
         self.memory.execute(output, self.scheduler.sequences())
         drawn = [*token_ids, *[9] * len(output.sampling)][: len(output.sampling)]
+        self.scheduler.advance(output)
         outputs = self.scheduler.update(output, tuple(map(SampledToken, drawn)), self.now_s)
         self.outputs = [each._replace(timing=None) for each in outputs]
         for each in outputs:

@@ -269,7 +269,7 @@ class ManagerMachine(RuleBasedStateMachine):
             assert state == (sequence.block_table, list(self.manager.device_pool.free_blocks()))
             return
         assert end <= sequence.num_writable_slots
-        self.manager.announce(sequence, end)
+        self.manager.prefixes.announce(sequence, end)
         self.memory.step()
         self.memory.check(sequence, self.window)
         self.memory.write(sequence, end)

@@ -118,15 +118,30 @@ def test_only_published_chunks_are_found(manager, make_sequence):
     assert manager.find_cached(make_sequence("b", 12)).num_tokens == 4
 
 
-def test_an_announced_block_is_waited_for_until_the_step_is_planned(manager, make_sequence):
+def test_an_announced_block_is_waited_for_until_its_step_has_landed(manager, make_sequence):
     a, b = make_sequence("a", 10), make_sequence("b", 10)
     manager.admit(a, manager.find_cached(a))
     manager.allocate(a, 10)
-    manager.announce(a, 10)
+    manager.prefixes.announce(a, 10)
     assert manager.find_cached(b).is_coming
     assert not manager.find_cached(make_sequence("c", 4)).is_coming
     assert not manager.find_cached(make_sequence("d", [0] * 10)).is_coming
     manager.pop_copies()
+    manager.prefixes.launch()
+    assert manager.find_cached(b).is_coming
+    manager.prefixes.land()
+    assert not manager.find_cached(b).is_coming
+
+
+def test_nobody_waits_for_a_step_that_was_planned_and_not_launched(manager, make_sequence):
+    a, b = make_sequence("a", 10), make_sequence("b", 10)
+    manager.admit(a, manager.find_cached(a))
+    manager.allocate(a, 10)
+    manager.prefixes.announce(a, 10)
+    manager.pop_copies()
+    assert not manager.find_cached(b).is_coming
+    manager.pop_copies()
+    manager.prefixes.launch()
     assert not manager.find_cached(b).is_coming
 
 

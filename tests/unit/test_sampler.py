@@ -33,7 +33,7 @@ def count(make_sequence) -> Callable[..., torch.Tensor]:
         each = np.arange(num_draws)
         random = replace(RandomRows(**values), rows=each, seeds=each)
         batch = replace(one, num_rows=num_draws, random=random)
-        ids = [token.token_id for token in sample(logits.repeat(num_draws, 1), batch)]
+        ids = [token.token_id for token in sample(logits.repeat(num_draws, 1), batch).tokens()]
         return torch.bincount(torch.tensor(ids), minlength=len(logits))
 
     return count_draws

@@ -40,7 +40,9 @@ def draw(make_sequence) -> Callable[..., list[SampledToken]]:
             make_sequence("a", length, **values)
             for length, values in zip(lengths, each, strict=True)
         ]
-        return list(sample(logits.clone(), build_sampling_batch(sequences, lambda _: {END})))
+        return list(
+            sample(logits.clone(), build_sampling_batch(sequences, lambda _: {END})).tokens()
+        )
 
     return draw_rows
 
@@ -158,7 +160,9 @@ def test_ends_are_masked_in_the_inference_tensors_of_the_decoder(make_sequence):
     with torch.inference_mode():
         logits = torch.tensor([[0.0, 2.0, 1.0]])
     sequence = make_sequence("a", 5, min_tokens=1, temperature=0)
-    assert sample(logits, build_sampling_batch([sequence], lambda _: {1})) == (SampledToken(2),)
+    assert sample(logits, build_sampling_batch([sequence], lambda _: {1})).tokens() == (
+        SampledToken(2),
+    )
 
 
 def test_min_tokens_counts_output_and_ends_with_it(make_sequence):
@@ -176,7 +180,7 @@ def test_a_masked_id_outside_the_vocabulary_is_nobodys(make_sequence):
     sequence = make_sequence("a", 5, min_tokens=1, temperature=0)
     logits = torch.tensor([[0.0, 2.0, 1.0]])
     batch = build_sampling_batch([sequence], lambda _: frozenset({1, 3, 999_999}))
-    assert sample(logits, batch) == (SampledToken(2),)
+    assert sample(logits, batch).tokens() == (SampledToken(2),)
 
 
 def test_the_log_probability_is_the_models_own_to_the_bit(draw, rows):
@@ -203,4 +207,4 @@ def test_the_smallest_random_number_skips_tokens_of_no_probability(draw):
 
 def test_no_rows_draw_nothing():
     batch = build_sampling_batch([], lambda _: frozenset())
-    assert sample(torch.empty(0, 17), batch) == ()
+    assert sample(torch.empty(0, 17), batch).tokens() == ()

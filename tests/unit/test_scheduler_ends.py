@@ -56,6 +56,7 @@ def test_a_log_probability_travels_with_its_token(make_scheduler):
     driver = make_scheduler()
     driver.add("a", 5)
     output = driver.plan()
+    driver.scheduler.advance(output)
     assert driver.scheduler.update(output, (SampledToken(7, -0.5),), now_s=0.0) == [
         TokenOutput("a", (7,), (-0.5,))
     ]

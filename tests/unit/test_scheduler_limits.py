@@ -74,7 +74,7 @@ def test_a_deadline_ends_one_that_is_swapped_out(swapped):
     assert driver.step() == [("a", 1, 1)]
     assert driver.outputs == [overdue("b"), TokenOutput("a", (9,))]
     assert driver.cache.num_used_host_blocks == 0
-    assert driver.scheduler.num_swapped == 0
+    assert len(driver.scheduler.waiting.swapped_request_ids) == 0
 
 
 def test_a_deadline_ends_one_on_its_way_back_but_its_blocks_stay_until_it_arrives(swapped):

@@ -100,7 +100,11 @@ def test_a_long_busy_history_answers_everybody_once_and_leaves_nothing_behind(
     assert dict(crowd.num_ended) == crowd.num_expected
     assert scheduler.admission.num_requests_refused == crowd.num_refused
     assert (cache.num_free_blocks, cache.num_used_host_blocks) == (90, 0)
-    assert (len(scheduler.waiting), scheduler.waiting.num_new_tokens, scheduler.num_swapped) == (
+    assert (
+        len(scheduler.waiting),
+        scheduler.waiting.num_new_tokens,
+        len(scheduler.waiting.swapped_request_ids),
+    ) == (
         0,
         0,
         0,

@@ -38,7 +38,11 @@ def test_kv_goes_to_the_host_and_its_blocks_are_reused_in_the_same_step(make_tig
     assert (b.status, b.block_table, b.host_table) == (SWAPPED, [], [0, 1, 2])
     assert (b.num_computed_tokens, b.num_tokens) == (9, 10)
     assert a.block_table == [0, 1, 2]
-    assert driver.scheduler.num_swapped == driver.scheduler.num_swap_preemptions == 1
+    assert (
+        len(driver.scheduler.waiting.swapped_request_ids)
+        == driver.scheduler.num_swap_preemptions
+        == 1
+    )
     assert driver.scheduler.num_recompute_preemptions == 0
     assert driver.run(output) == [("a", 1, 1)]
 
@@ -52,7 +56,7 @@ def test_kv_comes_back_and_the_sequence_goes_on_where_it_was(make_tight):
     assert [host for host, _ in swap_in.pairs] == [0, 1, 2]
     assert [device for _, device in swap_in.pairs] == b.block_table
     assert driver.run(output) == []
-    assert (b.status, driver.scheduler.num_swapped) == (RESTORING, 0)
+    assert (b.status, len(driver.scheduler.waiting.swapped_request_ids)) == (RESTORING, 0)
     assert driver.step() == []
     driver.arrive()
     assert (b.status, b.host_table, driver.cache.num_used_host_blocks) == (RUNNING, [], 0)
@@ -192,7 +196,10 @@ def test_an_abort_while_swapped_returns_the_host_blocks(make_tight):
     driver, _, b = make_tight(num_host_blocks=4)
     driver.step()
     assert driver.scheduler.finish("b", FinishReason.ABORT) == [b]
-    assert (driver.cache.num_used_host_blocks, driver.scheduler.num_swapped) == (0, 0)
+    assert (
+        driver.cache.num_used_host_blocks,
+        len(driver.scheduler.waiting.swapped_request_ids),
+    ) == (0, 0)
     assert driver.step() == [("a", 1, 1)]
     driver.step()
     assert not driver.scheduler.has_unfinished

@@ -162,7 +162,7 @@ def test_blocks_on_their_way_are_waited_for_rather_than_copied_twice(manager, ma
 
 def test_a_partly_computed_block_on_its_way_is_waited_for_by_nobody(manager, make_sequence):
     a = make_sequence("a", 10)
-    manager.announce(a, 10)
+    manager.prefixes.announce(a, 10)
     assert manager.allocate(a, 10)
     a.num_computed_tokens = 6
     manager.publish(a)

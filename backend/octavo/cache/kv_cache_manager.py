@@ -47,9 +47,10 @@ class KVCacheManager:
         self.num_hit_tokens = 0
         """Those of them whose KV was found."""
         self._window = window
-        self._prefixes = PrefixCache(
+        self.prefixes = PrefixCache(
             self.device_pool, self.host_pool, block_size, window, is_enabled=prefix_caching
         )
+        """Names of blocks; the scheduler tells it what steps compute."""
         self._copies = PendingCopies()
         self._host = HostTier(self.host_pool, self._copies)
         self._restoring: set[Sequence] = set()
@@ -85,7 +86,7 @@ class KVCacheManager:
 
     def find_cached(self, sequence: Sequence) -> CachedPrefix:
         """Return what of the KV of a sequence without device blocks exists; changes no block."""
-        return self._prefixes.find(sequence)
+        return self.prefixes.find(sequence)
 
     def num_blocks_to_admit(self, sequence: Sequence, prefix: CachedPrefix, num_tokens: int) -> int:
         """Return how many free blocks it takes for `sequence` to hold `num_tokens` tokens."""
@@ -115,7 +116,7 @@ class KVCacheManager:
                 f"{sequence} is admitted with {current.num_free_used} blocks of "
                 f"{self.num_free_blocks} free ones"
             )
-        if self._prefixes.is_enabled and not sequence.num_preemptions:
+        if self.prefixes.is_enabled and not sequence.num_preemptions:
             self.num_query_tokens += sequence.num_prompt_tokens
             self.num_hit_tokens += prefix.num_tokens
             sequence.num_cached_tokens = prefix.num_tokens
@@ -131,7 +132,7 @@ class KVCacheManager:
         if sequence not in self._restoring:
             raise EngineError(f"{sequence} has nothing on its way from the host")
         self._restoring.remove(sequence)
-        self._prefixes.arrive(sequence)
+        self.prefixes.arrive(sequence)
         self._release_host(sequence)
         self.publish(sequence)
 
@@ -160,20 +161,17 @@ class KVCacheManager:
         sequence.num_writable_slots = len(table) * self.block_size
         return True
 
-    def announce(self, sequence: Sequence, num_tokens: int) -> None:
-        """Say that this step computes its tokens up to `num_tokens`, until `pop_copies`."""
-        self._prefixes.announce(sequence, num_tokens)
-
     def publish(self, sequence: Sequence) -> None:
         """Offer computed full blocks to the prefix cache, and let go what no token sees any more.
 
-        To be called after `num_computed_tokens` has advanced.
+        What steps under way compute is not there yet.
         """
-        num_full = sequence.num_computed_tokens // self.block_size
+        num_tokens = sequence.num_computed_tokens - sequence.num_unlanded_tokens
+        num_full = num_tokens // self.block_size
         if num_full > sequence.num_published_blocks:
-            self._prefixes.publish(sequence, num_full)
+            self.prefixes.publish(sequence, num_full)
         if self._window is not None:
-            self._release_unseen(sequence)
+            self._release_unseen(sequence, num_tokens)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child`, which has no blocks, share all that `parent` has computed.
@@ -189,6 +187,7 @@ class KVCacheManager:
             if block != NO_BLOCK:
                 self.device_pool.share(block)
         child.num_computed_tokens = child.num_writable_slots = num_computed
+        child.num_unlanded_tokens = parent.num_unlanded_tokens
         child.num_published_blocks = parent.num_published_blocks
         if num_computed % self.block_size:
             parent.num_writable_slots = num_computed
@@ -219,8 +218,8 @@ class KVCacheManager:
         self._release_host(sequence)
 
     def pop_copies(self) -> BlockCopies:
-        """Return the copies that this step needs, and begin the next step."""
-        self._prefixes.forget_announced()
+        """Return the copies that the planned step needs, and begin the next one."""
+        self.prefixes.end_plan()
         return self._copies.pop()
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
@@ -269,12 +268,13 @@ class KVCacheManager:
             self._release_host(sequence)
             return None
         self._restoring.add(sequence)
-        self._prefixes.expect(sequence, prefix)
+        self.prefixes.expect(sequence, prefix)
         return self._copies.swap_in(list(zip(hosts, targets, strict=True)))
 
-    def _release_unseen(self, sequence: Sequence) -> None:
+    def _release_unseen(self, sequence: Sequence, num_tokens: int) -> None:
+        """Release the blocks that no token after the first `num_tokens` sees."""
         table = sequence.block_table
-        end = start = self._prefixes.first_visible(sequence.num_computed_tokens)
+        end = start = self.prefixes.first_visible(num_tokens)
         while start and table[start - 1] != NO_BLOCK:
             start -= 1
         if start < end:
@@ -285,6 +285,7 @@ class KVCacheManager:
         self.device_pool.release(_held([reversed(sequence.block_table)]))
         sequence.block_table = []
         sequence.num_published_blocks = sequence.num_writable_slots = 0
+        sequence.num_unlanded_tokens = 0
 
     def _release_host(self, sequence: Sequence) -> None:
         self.host_pool.release(_held([reversed(sequence.host_table)]))

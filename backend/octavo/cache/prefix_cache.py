@@ -5,6 +5,7 @@ Takes and releases no block. Knows nothing of queues or tensors.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Blocks
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,7 +37,7 @@ class CachedPrefix:
     """Free device blocks that using them takes: found ones, and targets of host blocks."""
     is_coming: bool
     """Whether waiting saves work and blocks: one of its blocks is on its way from the host for
-    another sequence, or the full block that comes next is being computed in this step."""
+    another sequence, or the full block that comes next is being computed in a step."""
 
 
 class PrefixCache:
@@ -61,7 +62,12 @@ class PrefixCache:
         self._host = host
         self._block_size = block_size
         self._window = window
-        self._computing: set[BlockKey] = set()
+        self._announced: set[BlockKey] = set()
+        """What the step being planned computes."""
+        self._planned: set[BlockKey] = set()
+        """What the last planned step computes, if it is launched."""
+        self._under_way: deque[set[BlockKey]] = deque()
+        """What each step under way computes."""
         self._returning: set[BlockKey] = set()
 
     def keys(self, sequence: Sequence, count: int) -> list[BlockKey]:
@@ -98,11 +104,7 @@ class PrefixCache:
         else:
             sources = self._find_from_end(sequence, limit)
         num_full = len(sources)
-        is_computing = (
-            num_full < limit
-            and bool(self._computing)
-            and (self.keys(sequence, num_full + 1)[num_full] in self._computing)
-        )
+        is_computing = num_full < limit and self._is_computing(sequence, num_full)
         num_tokens = num_full * self._block_size
         is_coming = is_computing or self._is_returning(sequence, sources, num_tokens)
         return self._prefix(sources, num_tokens, is_coming)
@@ -121,13 +123,25 @@ class PrefixCache:
         sequence.num_published_blocks = num_full
 
     def announce(self, sequence: Sequence, num_tokens: int) -> None:
-        """Remember that the full blocks up to `num_tokens` are being computed."""
+        """Remember that the step being planned computes its full blocks up to `num_tokens`."""
         if not self.is_enabled:
             return
         first = sequence.num_computed_tokens // self._block_size
         count = num_tokens // self._block_size
         if first < count:
-            self._computing.update(self.keys(sequence, count)[first:count])
+            self._announced.update(self.keys(sequence, count)[first:count])
+
+    def end_plan(self) -> None:
+        """Take what is announced from now on as of another step."""
+        self._planned, self._announced = self._announced, set()
+
+    def launch(self) -> None:
+        """Remember what the last planned step computes until it has landed."""
+        self._under_way.append(self._planned)
+
+    def land(self) -> None:
+        """Forget what the oldest step under way computes: it can be published now."""
+        self._under_way.popleft()
 
     def expect(self, sequence: Sequence, prefix: CachedPrefix) -> None:
         """Remember that the full blocks of a prefix that the host has are on their way."""
@@ -140,10 +154,12 @@ class PrefixCache:
             num_full = sequence.num_computed_tokens // self._block_size
             self._returning.difference_update(sequence.block_keys[:num_full])
 
-    def forget_announced(self) -> None:
-        """Forget what is being computed."""
-        if self._computing:
-            self._computing.clear()
+    def _is_computing(self, sequence: Sequence, index: int) -> bool:
+        computing = [keys for keys in (self._announced, *self._under_way) if keys]
+        if not computing:
+            return False
+        key = self.keys(sequence, index + 1)[index]
+        return any(key in keys for keys in computing)
 
     def _prefix(self, sources: list[CachedBlock], num_tokens: int, is_coming: bool) -> CachedPrefix:
         num_free_used = sum(

@@ -15,6 +15,7 @@ import torch
 
 from octavo.executor.block_tables import BlockTableRows
 from octavo.scheduler.output import ScheduledSequence, SchedulerOutput
+from octavo.sequence import PENDING_TOKEN, Sequence
 from octavo_kernels import AttentionMetadata
 
 
@@ -24,12 +25,15 @@ class BatchInputs:
 
     token_ids, positions: [num_tokens] int64. logits_rows: [num_samples] int64, the rows whose
     logits are sampled, in the order of `SchedulerOutput.sampling`; a row that several sequences
-    draw from is repeated.
+    draw from is repeated. pending: [num_pending, 2] int64, tokens that the step before draws and
+    whose ids the host does not know yet, as (index into token_ids, row that it is drawn from);
+    token_ids is 0 there.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     logits_rows: torch.Tensor
+    pending: torch.Tensor
     attention: AttentionMetadata
 
     def to(self, device: torch.device) -> BatchInputs:
@@ -42,6 +46,7 @@ class BatchInputs:
             move(self.token_ids),
             move(self.positions),
             move(self.logits_rows),
+            move(self.pending),
             replace(
                 attention,
                 query_start_loc=move(attention.query_start_loc),
@@ -85,16 +90,18 @@ class BatchBuilder:
         positions = self._positions[:end]
         lags = np.repeat(firsts - (ends - counts), counts)
         np.add(self._every_token[:end], lags, out=positions)
-        self._token_ids[:end] = _token_ids(output.scheduled)
+        token_ids = self._token_ids[:end]
+        token_ids[:] = _token_ids(output.scheduled)
         seq_lens = firsts + counts
         rows = self._tables.place(
             [sequence.block_table for sequence in sequences], -(-seq_lens // self._block_size)
         )
         self._write_slots(np.repeat(rows, counts), positions)
         return BatchInputs(
-            token_ids=torch.from_numpy(self._token_ids[:end]),
+            token_ids=torch.from_numpy(token_ids),
             positions=torch.from_numpy(positions),
             logits_rows=torch.from_numpy(np.repeat(ends - 1, list(map(len, draws)))),
+            pending=torch.from_numpy(_take_pending(token_ids, ends, sequences)),
             attention=self._metadata(rows, counts, seq_lens),
         )
 
@@ -123,6 +130,17 @@ class BatchBuilder:
             max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,
         )
+
+
+def _take_pending(
+    token_ids: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], sequences: tuple[Sequence, ...]
+) -> npt.NDArray[np.int64]:
+    """Put 0 in the place of pending tokens; return where they are and from which row they come."""
+    indices = np.flatnonzero(token_ids == PENDING_TOKEN)
+    token_ids[indices] = 0
+    owners = np.searchsorted(ends, indices, side="right")
+    rows = np.array([sequences[owner].pending_row for owner in owners], np.int64)
+    return np.stack([indices, rows], axis=1)
 
 
 def _token_ids(scheduled: tuple[ScheduledSequence, ...]) -> list[int]:

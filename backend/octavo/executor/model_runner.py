@@ -58,6 +58,7 @@ class ModelRunner:
         self.vocab_size = model.spec.vocab_size
         self.eos_token_ids = model.spec.eos_token_ids
         self.max_model_len = model.max_model_len
+        self.steps_ahead = 0 if self._device.type == "cpu" else 1
         self.window = widest_window(model.spec.windows)
         self._batch = BatchBuilder(
             config.max_num_seqs,
@@ -81,10 +82,14 @@ class ModelRunner:
             attention.name,
         )
 
-    def execute(self, output: SchedulerOutput) -> torch.Tensor:
+    def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None = None) -> torch.Tensor:
         """Make the step's block copies, then run one forward pass.
 
         With nothing scheduled, wait until a swap-in that is under way has arrived.
+
+        Args:
+            output: the step.
+            drawn: [rows] int64, what the step before drew; needed if `output` has pending tokens.
 
         Returns:
             logits [num_samples, vocab_size] float32, in the order of `output.sampling`.
@@ -94,14 +99,19 @@ class ModelRunner:
         if not output.scheduled:
             self._transfers.wait()
             return torch.empty((0, self.vocab_size), device=self._device)
-        return self._forward(self._batch.build(output), self._kv_cache)
+        return self._forward(self._batch.build(output), self._kv_cache, drawn)
 
     def arrived(self) -> tuple[int, ...]:
         """Return the transfer ids of swap-ins that are done, each once."""
         return self._transfers.arrived()
 
-    def _forward(self, inputs: BatchInputs, kv_cache: KVCache) -> torch.Tensor:
+    def _forward(
+        self, inputs: BatchInputs, kv_cache: KVCache, drawn: torch.Tensor | None = None
+    ) -> torch.Tensor:
         inputs = inputs.to(self._device)
+        if drawn is not None and len(inputs.pending):
+            indices, rows = inputs.pending.unbind(1)
+            inputs.token_ids[indices] = drawn[rows]
         return self._decoder.forward(
             inputs.token_ids, inputs.positions, kv_cache, inputs.attention, inputs.logits_rows
         )

@@ -22,9 +22,22 @@ from octavo.scheduler.output import SampledToken
 PREFILTER = 256
 
 
+class DrawnTokens:
+    """What was drawn for each row, on the device until it is asked for."""
+
+    def __init__(self, token_ids: torch.Tensor, logprobs: list[float | None]) -> None:
+        self.token_ids = token_ids
+        """[rows] int64, on the device of the logits."""
+        self._logprobs = logprobs
+
+    def tokens(self) -> tuple[SampledToken, ...]:
+        """Wait for the device, and return one token a row."""
+        return tuple(map(SampledToken, self.token_ids.tolist(), self._logprobs))
+
+
 # The decoder's logits are inference tensors, which masking could not change otherwise.
 @torch.inference_mode()
-def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[SampledToken, ...]:
+def sample(logits: torch.Tensor, batch: SamplingBatch) -> DrawnTokens:
     """Draw one token for each row.
 
     Args:
@@ -50,7 +63,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[SampledToken, ..
         drawn = asked.gather(1, token_ids[logprob_rows, None])[:, 0].tolist()
         for row, value in zip(batch.logprob_rows, drawn, strict=True):
             logprobs[row] = value
-    return tuple(map(SampledToken, token_ids.tolist(), logprobs))
+    return DrawnTokens(token_ids, logprobs)
 
 
 def _draw(logits: torch.Tensor, random: RandomRows) -> torch.Tensor:

@@ -45,7 +45,11 @@ class SchedulerOutput:
 
 
 class SampledToken(NamedTuple):
-    """What the sampler drew for one row; `logprob` only when it was asked for."""
+    """What the sampler drew for one row; `logprob` only when it was asked for.
+
+    A `token_id` below 0 says that nothing can be drawn: the row holds NaN or infinity, or rules out
+    every token.
+    """
 
     token_id: int
     logprob: float | None = None

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
+from itertools import count as count_from
 
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.errors import EngineError, InvalidRequest
 from octavo.request import FinishReason, TokenOutput
 from octavo.scheduler.admission import Admission, SchedulerLimits
+from octavo.scheduler.ending import Ending
+from octavo.scheduler.landing import Landing
 from octavo.scheduler.live_requests import LiveRequests
 from octavo.scheduler.output import SampledToken, ScheduledSequence, SchedulerOutput
 from octavo.scheduler.policy import Policy
@@ -51,12 +54,12 @@ class Scheduler:
         self.seating = Seating(limits.max_num_seqs, policy)
         self.admission = Admission(limits, cache, self.waiting, self.seating)
         self.stopping = StopRule(eos_token_ids, self.admission.max_num_tokens)
-        self.num_swapped = 0
-        """Waiting sequences whose KV is in host memory."""
         self.num_swap_preemptions = 0
         self.num_recompute_preemptions = 0
         self._swap_pays = swap_pays
         self._live = LiveRequests()
+        self._ending = Ending(self._live, self.waiting, self.seating, cache, policy)
+        self._landing = Landing(cache, self.stopping, self._ending)
 
     @property
     def running(self) -> list[Sequence]:
@@ -95,6 +98,7 @@ class Scheduler:
             raise InvalidRequest(f"request id {sequence.request_id!r} is already in use")
         self.admission.check_possible(sequence)
         self.admission.check_queue(sequence)
+        sequence.max_num_tokens = self.stopping.max_num_tokens(sequence)
         self._live.add(sequence)
         self.policy.arrive(sequence)
         self.waiting.push(sequence)
@@ -102,9 +106,10 @@ class Scheduler:
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Plan one step and allocate its blocks.
 
-        Mutates queues, statuses and block tables; `update` moves the token counts of who runs.
+        Mutates queues, statuses and block tables; `advance` moves the token counts of who runs. One
+        step may be under way meanwhile.
         """
-        ended = self._end_overdue(now_s)
+        ended = self._ending.end_overdue(now_s)
         budget = self.limits.max_num_batched_tokens
         scheduled: list[ScheduledSequence] = []
         preempted: list[Sequence] = []
@@ -117,10 +122,12 @@ class Scheduler:
             if index == len(running):
                 break
             sequence = running[index]
-            num_left = len(sequence.token_ids) - sequence.num_computed_tokens
-            count = num_left if num_left < budget else budget
-            end = sequence.num_computed_tokens + count
-            if end <= sequence.num_writable_slots or self.cache.allocate(sequence, end):
+            num_computed = sequence.num_computed_tokens
+            end = min(len(sequence.token_ids), sequence.max_num_tokens - 1, num_computed + budget)
+            count = end - num_computed
+            if not count:
+                index += 1  # its last token is being drawn
+            elif end <= sequence.num_writable_slots or self.cache.allocate(sequence, end):
                 scheduled.append(self._share(sequence, count))
                 budget -= count
                 index += 1
@@ -132,25 +139,31 @@ class Scheduler:
         copies = self.cache.pop_copies()
         return SchedulerOutput(tuple(scheduled), tuple(preempted), copies, tuple(ended))
 
-    def update(
-        self, output: SchedulerOutput, sampled: tuple[SampledToken, ...], now_s: float
-    ) -> list[TokenOutput]:
-        """Advance the step's sequences and append what was drawn, one token a row of logits.
+    def advance(self, output: SchedulerOutput) -> None:
+        """Count a planned step's tokens as computed, and those it draws as known, without ids.
 
-        Mutates sequences; those that end give their blocks back at once.
+        To be called once the step is under way, before the next one is planned. Forks begin.
         """
-        outputs = list(output.ended)
-        drawn = iter(sampled)
-        block_size = self.cache.block_size
+        self.cache.prefixes.launch()
+        rows = count_from(0)
         for sequence, count, draws in output.scheduled:
             sequence.num_computed_tokens += count
-            if sequence.num_computed_tokens // block_size > sequence.num_published_blocks:
-                self.cache.publish(sequence)
+            sequence.num_unlanded_tokens += count
+            sequence.num_steps_under_way += 1
             for fork in draws[1:]:
                 self._begin(fork, sequence)
             for each in draws:
-                outputs.append(self._append(each, next(drawn), now_s))
-        return outputs
+                each.expect_token(next(rows))
+
+    def update(
+        self, output: SchedulerOutput, sampled: tuple[SampledToken, ...], now_s: float
+    ) -> list[TokenOutput]:
+        """Take in what the oldest step under way has computed and drawn, one token a row of logits.
+
+        Mutates sequences; those that end give their blocks back at once. Nothing comes out of those
+        that have ended since.
+        """
+        return self._landing.land(output, sampled, now_s)
 
     def resume(self, transfer_ids: Iterable[int], now_s: float) -> None:
         """Let the sequences run whose blocks have come back from the host."""
@@ -174,7 +187,6 @@ class Scheduler:
         swaps = num_computed > 0 and self._swap_pays(num_blocks, num_computed)
         if swaps and self.cache.swap_out(sequence):
             sequence.status = SequenceStatus.SWAPPED
-            self.num_swapped += 1
             self.num_swap_preemptions += 1
         else:
             self.cache.free(sequence)
@@ -193,10 +205,7 @@ class Scheduler:
 
         Returns the sequences that were still live.
         """
-        ended = [s for s in self._live.sequences_of(request_id) if index in (None, s.index)]
-        for sequence in ended:
-            self._end(sequence, reason)
-        return ended
+        return self._ending.end_request(request_id, reason, index)
 
     def check_integrity(self) -> None:
         """Recount sequences, seats and blocks, and raise EngineError if any is lost or doubled."""
@@ -220,11 +229,13 @@ class Scheduler:
         assert sequence is not None, "the queue is empty"
         if index == len(self.running) and sequence.num_seats > self.seating.num_free_seats:
             return False
+        if sequence.num_steps_under_way:
+            return False  # it had to make room, and what it was computing is not known yet
         while not self.admission.fits(sequence, prefix := self.cache.find_cached(sequence)):
             if not self.admission.could_fit(sequence, prefix, index):
                 return False
             preempted.append(self.preempt(self.running[-1], now_s))
-        self._leave_queue(sequence)
+        self.waiting.remove(sequence)
         transfer_id = self.cache.admit(sequence, prefix)
         if transfer_id is None:
             self._run(sequence, index, now_s)
@@ -233,10 +244,6 @@ class Scheduler:
             sequence.clock.turn("preempted_s", now_s)
             self.seating.restore(sequence, transfer_id)
         return True
-
-    def _leave_queue(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
-        self.num_swapped -= sequence.status is SequenceStatus.SWAPPED
 
     def _run(self, sequence: Sequence, index: int, now_s: float) -> None:
         sequence.status = SequenceStatus.RUNNING
@@ -249,7 +256,7 @@ class Scheduler:
             self.policy.serve(sequence, end - sequence.num_served_tokens)
             sequence.num_served_tokens = end
         if count > 1:
-            self.cache.announce(sequence, end)
+            self.cache.prefixes.announce(sequence, end)
         draws: tuple[Sequence, ...] = (sequence,) if end == len(sequence.token_ids) else ()
         if draws and sequence.num_seats > 1:
             draws += tuple(sequence.fork(index) for index in range(1, sequence.num_seats))
@@ -260,41 +267,7 @@ class Scheduler:
         """Let a fork run beside its parent, which kept a seat for it."""
         self.cache.fork(parent, fork)
         self.seating.fork(parent, fork)
+        fork.num_steps_under_way = 1
         fork.status = SequenceStatus.RUNNING
         self._live.add_fork(fork)
         self.policy.arrive(fork)
-
-    def _append(self, sequence: Sequence, drawn: SampledToken, now_s: float) -> TokenOutput:
-        sequence.append_token(drawn.token_id)
-        if sequence.num_output_tokens == 1:
-            sequence.clock.turn("decode_s", now_s)
-        reason, error, timing = self.stopping.reason_to_end(sequence), None, None
-        if reason is not None:
-            self._end(sequence, reason)
-            timing = sequence.timing(now_s)
-        logprobs = () if drawn.logprob is None else (drawn.logprob,)
-        return TokenOutput(
-            sequence.request_id, (drawn.token_id,), logprobs, reason, error, sequence.index, timing
-        )
-
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        if sequence.status is SequenceStatus.RUNNING:
-            self.seating.leave(sequence)
-            self.cache.free(sequence)
-        elif sequence.status is not SequenceStatus.RESTORING:  # whose blocks are being written
-            self._leave_queue(sequence)
-            self.cache.free(sequence)
-        sequence.status = SequenceStatus.FINISHED
-        sequence.finish_reason = reason
-        self.policy.leave(sequence)
-        self._live.remove(sequence)
-
-    def _end_overdue(self, now_s: float) -> list[TokenOutput]:
-        """End the requests whose deadline has passed, with an output for each of their answers."""
-        reason = FinishReason.DEADLINE
-        return [
-            TokenOutput(request_id, (), (), reason, index=index, timing=sequence.timing(now_s))
-            for request_id in self._live.pop_overdue(now_s)
-            for sequence in self.finish(request_id, reason)
-            for index in sequence.answers
-        ]

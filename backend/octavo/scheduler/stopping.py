@@ -25,15 +25,17 @@ class StopRule:
         stops = frozenset(sequence.params.stop_token_ids)
         return stops if sequence.params.ignore_eos else stops | self._eos_token_ids
 
+    def max_num_tokens(self, sequence: Sequence) -> int:
+        """Return how many tokens, prompt and output, `sequence` may have in the end."""
+        most = sequence.num_prompt_tokens + (sequence.params.max_tokens or self._max_num_tokens)
+        return min(most, self._max_num_tokens)
+
     def reason_to_end(self, sequence: Sequence) -> FinishReason | None:
-        """Return why the last token of `sequence` is its last, or None if it goes on."""
-        params, token_id = sequence.params, sequence.token_ids[-1]
+        """Return why the last named token of `sequence` is its last, or None if it goes on."""
+        num_tokens = len(sequence.token_ids) - sequence.num_pending_tokens
+        params, token_id = sequence.params, sequence.token_ids[num_tokens - 1]
         if token_id in params.stop_token_ids:
             return FinishReason.STOP
         if token_id in self._eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP
-        num_tokens, most = len(sequence.token_ids), self._max_num_tokens
-        max_tokens = params.max_tokens or most
-        if num_tokens >= most or num_tokens - sequence.num_prompt_tokens >= max_tokens:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if num_tokens >= sequence.max_num_tokens else None

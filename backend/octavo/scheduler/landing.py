@@ -1,0 +1,74 @@
+"""Takes in what a step has computed and drawn: blocks are published, tokens named, answers ended.
+
+Knows nothing of queues, seats or plans.
+"""
+
+from __future__ import annotations
+
+from octavo.cache.kv_cache_manager import KVCacheManager
+from octavo.errors import EngineError
+from octavo.request import FinishReason, TokenOutput
+from octavo.scheduler.ending import Ending, last_outputs
+from octavo.scheduler.output import SampledToken, SchedulerOutput
+from octavo.scheduler.stopping import StopRule
+from octavo.sequence import Sequence, SequenceStatus
+
+
+class Landing:
+    """The end of steps under way, the oldest first."""
+
+    def __init__(self, cache: KVCacheManager, stopping: StopRule, ending: Ending) -> None:
+        self._cache = cache
+        self._stopping = stopping
+        self._ending = ending
+
+    def land(
+        self, output: SchedulerOutput, sampled: tuple[SampledToken, ...], now_s: float
+    ) -> list[TokenOutput]:
+        """Return what comes out of a step; nothing does of who has ended since it was launched."""
+        self._cache.prefixes.land()
+        outputs = list(output.ended)
+        drawn = iter(sampled)
+        for sequence, count, draws in output.scheduled:
+            if not draws:
+                self._settle(sequence, count)
+            for each in draws:
+                token = next(drawn)
+                if token.token_id < 0:
+                    outputs += self._fail(each, now_s)
+                    continue
+                self._settle(each, count)
+                if each.status is not SequenceStatus.FINISHED:
+                    outputs.append(self._name(each, token, now_s))
+        return outputs
+
+    def _settle(self, sequence: Sequence, count: int) -> None:
+        """Let a sequence own what a step has computed of it."""
+        sequence.num_steps_under_way -= 1
+        if sequence.status is not SequenceStatus.RUNNING:
+            return  # its table is another by now, or none
+        sequence.num_unlanded_tokens -= count
+        num_landed = sequence.num_computed_tokens - sequence.num_unlanded_tokens
+        if num_landed // self._cache.block_size > sequence.num_published_blocks:
+            self._cache.publish(sequence)
+
+    def _fail(self, sequence: Sequence, now_s: float) -> list[TokenOutput]:
+        """End a request for which nothing can be drawn, and publish nothing of the step."""
+        sequence.num_steps_under_way -= 1
+        ended = self._ending.end_request(sequence.request_id, FinishReason.ERROR)
+        error = EngineError("the model's logits are not finite, or rule out every token")
+        return last_outputs(ended, now_s, error)
+
+    def _name(self, sequence: Sequence, token: SampledToken, now_s: float) -> TokenOutput:
+        sequence.name_token(token.token_id)
+        is_first = sequence.num_named_tokens == sequence.num_prompt_tokens + 1
+        if is_first and sequence.status is SequenceStatus.RUNNING:
+            sequence.clock.turn("decode_s", now_s)
+        reason, timing = self._stopping.reason_to_end(sequence), None
+        if reason is not None:
+            self._ending.end(sequence, reason)
+            timing = sequence.timing(now_s)
+        logprobs = () if token.logprob is None else (token.logprob,)
+        return TokenOutput(
+            sequence.request_id, (token.token_id,), logprobs, reason, None, sequence.index, timing
+        )
