@@ -107,6 +107,8 @@ class AttentionBackend(Protocol):
     name: str
     """Short name for logs."""
     shape: KVCacheShape
+    recordable: bool
+    """Whether a graph can record its work: on a GPU, the host never reads what the device holds."""
 
     def allocate(self, num_blocks: int, *, host: bool = False) -> KVCache:
         """Return a zero-filled cache of `num_blocks` blocks for every layer.

@@ -51,6 +51,8 @@ class _Batch(ctypes.Structure):
 class NativeAttention:
     """Attention backend of the CPU where a C++ compiler is at hand."""
 
+    recordable = False
+
     def __init__(self, shape: KVCacheShape, instructions: InstructionSet) -> None:
         self.name = f"native ({instructions.name})"
         self.shape = shape

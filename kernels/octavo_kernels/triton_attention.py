@@ -29,6 +29,7 @@ class TritonAttention:
     """
 
     name = "triton"
+    recordable = True
 
     def __init__(
         self,
