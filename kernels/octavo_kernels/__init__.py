@@ -9,6 +9,12 @@ from octavo_kernels.attention import (
     KVCacheShape,
 )
 from octavo_kernels.backends import make_attention_backend
+from octavo_kernels.gather_blocks import (
+    gather_blocks,
+    gather_blocks_reference,
+    scatter_blocks,
+    scatter_blocks_reference,
+)
 from octavo_kernels.gelu_and_mul import gelu_and_mul, gelu_and_mul_reference
 from octavo_kernels.rms_norm import (
     add_rms_norm,
@@ -28,11 +34,15 @@ __all__ = [
     "add_rms_norm_reference",
     "apply_rope",
     "apply_rope_reference",
+    "gather_blocks",
+    "gather_blocks_reference",
     "gelu_and_mul",
     "gelu_and_mul_reference",
     "make_attention_backend",
     "rms_norm",
     "rms_norm_reference",
+    "scatter_blocks",
+    "scatter_blocks_reference",
     "silu_and_mul",
     "silu_and_mul_reference",
 ]

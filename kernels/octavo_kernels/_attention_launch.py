@@ -1,14 +1,13 @@
 """How paged attention is launched: a table by architecture, and pure functions that read it.
 
 Decode and prefill share a configuration: a row's bits depend on the size of tiles and splits, and
-on which matrix instruction the rows and warps lead to. Knows no kernels. Capabilities are
-major * 10 + minor: 90 for sm_90.
+on which matrix instruction the rows and warps lead to. Knows no kernels.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from octavo_kernels._launch import for_capability
+from octavo_kernels._launch import Architecture, for_capability
 
 _PARTS_BYTES = 2**28  # most memory that unmerged splits may take
 _MAX_GROUP = 128
@@ -46,7 +45,7 @@ class _Sizes:
 # step fills few of them, and should still compute faster than memory delivers keys. Tiles are as
 # large as keep the sums of a split and those of the row in registers. Loads that depend on the
 # block table need three stages to run ahead by one tile.
-_HALF: Mapping[int, _Sizes] = {
+_HALF: Mapping[Architecture, _Sizes] = {
     80: _Sizes(
         narrow=AttentionConfig(rows=64, tile=32, split=512, num_warps=4, num_stages=2),
         middle=AttentionConfig(rows=64, tile=32, split=512, num_warps=8, num_stages=3),
@@ -67,7 +66,7 @@ _HALF: Mapping[int, _Sizes] = {
 # without spilling heads of 256 differs by architecture.
 _SINGLE_NARROW = AttentionConfig(rows=16, tile=32, split=512, num_warps=8, num_stages=2)
 _SINGLE_MIDDLE = AttentionConfig(rows=16, tile=32, split=512, num_warps=4, num_stages=2)
-_SINGLE: Mapping[int, _Sizes] = {
+_SINGLE: Mapping[Architecture, _Sizes] = {
     80: _Sizes(
         narrow=_SINGLE_NARROW,
         middle=_SINGLE_MIDDLE,
@@ -86,7 +85,9 @@ _SINGLE: Mapping[int, _Sizes] = {
 }
 
 
-def choose_attention(head_dim: int, element_bytes: int, capability: int) -> AttentionConfig:
+def choose_attention(
+    head_dim: int, element_bytes: int, capability: Architecture
+) -> AttentionConfig:
     """Choose how attention with heads of `head_dim` elements runs.
 
     Raises:
@@ -98,7 +99,7 @@ def choose_attention(head_dim: int, element_bytes: int, capability: int) -> Atte
     raise ValueError(f"head_dim is {head_dim} but may be at most 256 on a GPU")
 
 
-def attention_configs(element_bytes: int, capability: int) -> dict[int, AttentionConfig]:
+def attention_configs(element_bytes: int, capability: Architecture) -> dict[int, AttentionConfig]:
     """Return every configuration that `choose_attention` gives, by the longest head it serves."""
     sizes = for_capability(_SINGLE if element_bytes == 4 else _HALF, capability)
     return {64: sizes.narrow, 128: sizes.middle, 256: sizes.wide}

@@ -5,6 +5,7 @@ Knows nothing of the order of dimensions inside a block.
 
 import torch
 
+from octavo_kernels._block_runs import STAGED_BLOCK_BYTES, copy_runs, copy_staged
 from octavo_kernels.attention import KVCache, KVCacheShape, check_copy
 
 
@@ -31,7 +32,12 @@ def allocate_in_torch(
 
 
 def copy_in_torch(source: KVCache, target: KVCache, pairs: torch.Tensor) -> None:
-    """Copy whole blocks in order; see AttentionBackend.copy_blocks."""
+    """Copy whole blocks in order, neighbours at once; see AttentionBackend.copy_blocks."""
     check_copy(source, target, pairs)
-    for source_block, target_block in pairs.tolist():
-        target.storage[target_block].copy_(source.storage[source_block], non_blocking=True)
+    listed = [(block, place) for block, place in pairs.tolist()]
+    block_bytes = source.storage.stride(0) * source.storage.itemsize
+    on_host = [cache.storage.device.type == "cpu" for cache in (source, target)]
+    if on_host[0] == on_host[1] or block_bytes >= STAGED_BLOCK_BYTES:
+        copy_runs(source.storage, target.storage, listed)
+    else:
+        copy_staged(source.storage, target.storage, listed, out=on_host[1])

@@ -10,7 +10,7 @@ from octavo_kernels._attention_launch import (
     num_query_blocks,
     rows_for,
 )
-from octavo_kernels._launch import COMPILED_CAPABILITIES
+from octavo_kernels._launch import COMPILED_ARCHITECTURES
 
 pytestmark = pytest.mark.kernels
 
@@ -19,7 +19,7 @@ CONFIG = AttentionConfig(
 )
 
 
-@pytest.mark.parametrize("capability", [*COMPILED_CAPABILITIES, 120])
+@pytest.mark.parametrize("capability", [*COMPILED_ARCHITECTURES, 120])
 @pytest.mark.parametrize("element_bytes", [2, 4])
 def test_every_configuration_is_one_that_the_kernel_takes(element_bytes, capability):
     for config in attention_configs(element_bytes, capability).values():

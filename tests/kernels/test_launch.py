@@ -5,9 +5,10 @@ from itertools import pairwise
 import pytest
 
 from octavo_kernels._launch import (
-    COMPILED_CAPABILITIES,
+    COMPILED_ARCHITECTURES,
     apply_rope_configs,
     choose_apply_rope,
+    choose_block_moves,
     choose_gated,
     choose_rms_norm,
     for_capability,
@@ -16,7 +17,7 @@ from octavo_kernels._launch import (
 
 pytestmark = pytest.mark.kernels
 
-every_capability = pytest.mark.parametrize("capability", COMPILED_CAPABILITIES)
+every_capability = pytest.mark.parametrize("capability", COMPILED_ARCHITECTURES)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,11 @@ every_capability = pytest.mark.parametrize("capability", COMPILED_CAPABILITIES)
 )
 def test_an_architecture_is_served_by_the_newest_table_that_is_not_newer(capability, table):
     assert for_capability({80: "a", 90: "b", 100: "c"}, capability) == table
+
+
+@pytest.mark.parametrize(("name", "table"), [("gfx942", "m"), ("gfx950", "a")])
+def test_an_amd_architecture_is_served_by_its_own_table_or_the_oldest(name, table):
+    assert for_capability({90: "b", 80: "a", "gfx942": "m"}, name) == table
 
 
 def test_an_architecture_older_than_every_table_is_refused():
@@ -50,7 +56,9 @@ def test_heads_get_the_smallest_configuration_that_holds_their_angles(capability
 
 @every_capability
 def test_every_size_is_a_power_of_two_as_the_language_wants(capability):
-    sizes = [choose_gated(capability).block_size]
+    sizes = []
+    for pieces in (choose_gated(capability), choose_block_moves(capability)):
+        sizes += [pieces.block_size, pieces.num_warps]
     for rows in rms_norm_configs(capability):
         sizes += [rows.block_rows, rows.block_size, rows.num_warps]
     for heads in apply_rope_configs(capability):

@@ -16,6 +16,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from octavo_kernels._launch import Architecture
+
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -50,14 +52,14 @@ class Resources:
     """What the machine code of a kernel uses."""
 
     registers: int
-    """Of a thread."""
+    """Of a thread; of an AMD GPU's those that differ between the threads of a warp."""
     stack_bytes: int
-    """Of a thread: registers that did not suffice are spilled there."""
+    """Of a thread, in device memory: registers that did not suffice are spilled there."""
     shared_bytes: int
     """Of a program."""
 
 
-def compile_case(case: KernelCase, capability: int) -> Resources:
+def compile_case(case: KernelCase, architecture: Architecture) -> Resources:
     """Compile a case for one architecture and return what its machine code uses.
 
     Pointers, and integers by which the kernel is specialised, are taken to be multiples of 16, as
@@ -79,21 +81,28 @@ def compile_case(case: KernelCase, capability: int) -> Resources:
     )
     compiled = triton.compile(
         source,
-        target=GPUTarget("cuda", capability, 32),
+        target=_target(architecture),
         options={
             "num_warps": case.num_warps,
             "num_stages": case.num_stages,
             "enable_fp_fusion": case.fp_fusion,
         },
     )
-    registers, stack = _usage(compiled.asm["cubin"])
+    usage = _amd_usage if isinstance(architecture, str) else _nvidia_usage
+    registers, stack = usage(compiled.asm)
     return Resources(registers, stack, compiled.metadata.shared)
 
 
-def _usage(machine_code: bytes) -> tuple[int, int]:
+def _target(architecture: Architecture) -> GPUTarget:
+    if isinstance(architecture, str):
+        return GPUTarget("hip", architecture, 64)
+    return GPUTarget("cuda", architecture, 32)
+
+
+def _nvidia_usage(code: Mapping[str, Any]) -> tuple[int, int]:
     """Return the registers and bytes of stack of a thread."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(machine_code)
+        file.write(code["cubin"])
         file.flush()
         command = [str(_TOOL), "-res-usage", file.name]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -101,3 +110,9 @@ def _usage(machine_code: bytes) -> tuple[int, int]:
     if found is None:
         raise ValueError(f"cuobjdump reported {report!r} but must report registers and stack")
     return int(found[1]), int(found[2])
+
+
+def _amd_usage(code: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the vector registers and bytes of stack of a thread, from the code's own notes."""
+    notes = dict(re.findall(r"^\s*\.(\w+):\s+(\d+)\s*$", code["amdgcn"], re.MULTILINE))
+    return int(notes["vgpr_count"]), int(notes["private_segment_fixed_size"])

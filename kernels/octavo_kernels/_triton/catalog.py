@@ -10,23 +10,30 @@ from itertools import product
 
 import triton
 
-from octavo_kernels._launch import COMPILED_CAPABILITIES
-from octavo_kernels._triton import apply_rope, gated, paged_attention, rms_norm, write_kv_cache
+from octavo_kernels._launch import COMPILED_ARCHITECTURES, Architecture
+from octavo_kernels._triton import (
+    apply_rope,
+    gated,
+    move_blocks,
+    paged_attention,
+    rms_norm,
+    write_kv_cache,
+)
 from octavo_kernels._triton.ahead_of_time import KernelCase, Resources, compile_case
 
-_FAMILIES = (rms_norm, apply_rope, gated, write_kv_cache, paged_attention)
+_FAMILIES = (rms_norm, apply_rope, gated, write_kv_cache, move_blocks, paged_attention)
 _DTYPES = ("fp32", "bf16", "fp16")
 
-Usage = dict[str, dict[int, Resources]]
-"""What each case uses, by its name, then by capability."""
+Usage = dict[str, dict[Architecture, Resources]]
+"""What each case uses, by its name, then by architecture."""
 
 
-def kernel_cases(capability: int) -> list[KernelCase]:
+def kernel_cases(architecture: Architecture) -> list[KernelCase]:
     """Return all that may be launched on this architecture."""
     return [
         case
         for family, dtype in product(_FAMILIES, _DTYPES)
-        for case in family.kernel_cases(capability, dtype)
+        for case in family.kernel_cases(architecture, dtype)
     ]
 
 
@@ -36,44 +43,48 @@ def compile_catalog() -> Usage:
     What was compiled before is found in the language's own cache.
     """
     jobs = [
-        (capability, index, case.name)
-        for capability in COMPILED_CAPABILITIES
-        for index, case in enumerate(kernel_cases(capability))
+        (architecture, index, case.name)
+        for architecture in COMPILED_ARCHITECTURES
+        for index, case in enumerate(kernel_cases(architecture))
     ]
     workers = len(os.sched_getaffinity(0))
     usage: Usage = {}
     # Spawned, for a fork of a process that runs threads may hang.
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for (capability, _, name), used in zip(
+        for (architecture, _, name), used in zip(
             jobs, pool.map(_compile, jobs, chunksize=4), strict=True
         ):
-            usage.setdefault(name, {})[capability] = used
+            usage.setdefault(name, {})[architecture] = used
     return usage
 
 
-def _compile(job: tuple[int, int, str]) -> Resources:
-    capability, index, _ = job
-    return compile_case(kernel_cases(capability)[index], capability)
+def _compile(job: tuple[Architecture, int, str]) -> Resources:
+    architecture, index, _ = job
+    return compile_case(kernel_cases(architecture)[index], architecture)
 
 
 def usage_table(usage: Usage) -> str:
     """Return the committed table, in Markdown."""
-    heads = " | ".join(f"sm_{capability}" for capability in COMPILED_CAPABILITIES)
+    heads = " | ".join(map(_name, COMPILED_ARCHITECTURES))
     lines = [
         "# What the GPU kernels use",
         "",
         "Made by `scripts/kernel-table`, which compiles every kernel with every type and launch",
         f"configuration with Triton {triton.__version__}; it needs no GPU. A cell: registers of a",
         "thread / bytes of stack of a thread, to which registers spill / bytes of shared memory of",
-        "a program.",
+        "a program. For gfx942 the kernels are compiled only; nothing launches attention there.",
         "",
         f"| kernel | {heads} |",
-        "|---|" + "---|" * len(COMPILED_CAPABILITIES),
+        "|---|" + "---|" * len(COMPILED_ARCHITECTURES),
     ]
-    for name, by_capability in usage.items():
-        cells = [_cell(by_capability.get(capability)) for capability in COMPILED_CAPABILITIES]
+    for name, used in usage.items():
+        cells = [_cell(used.get(architecture)) for architecture in COMPILED_ARCHITECTURES]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _name(architecture: Architecture) -> str:
+    return architecture if isinstance(architecture, str) else f"sm_{architecture}"
 
 
 def _cell(used: Resources | None) -> str:
