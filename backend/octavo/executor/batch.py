@@ -6,8 +6,7 @@ neither the model nor the device's kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -35,26 +34,6 @@ class BatchInputs:
     logits_rows: torch.Tensor
     pending: torch.Tensor
     attention: AttentionMetadata
-
-    def to(self, device: torch.device) -> BatchInputs:
-        """Return the inputs on `device`; on CPU that is this object."""
-        if device.type == "cpu":
-            return self
-        move = partial(torch.Tensor.to, device=device)
-        attention = self.attention
-        return BatchInputs(
-            move(self.token_ids),
-            move(self.positions),
-            move(self.logits_rows),
-            move(self.pending),
-            replace(
-                attention,
-                query_start_loc=move(attention.query_start_loc),
-                seq_lens=move(attention.seq_lens),
-                block_tables=move(attention.block_tables),
-                slot_mapping=move(attention.slot_mapping),
-            ),
-        )
 
 
 class BatchBuilder:

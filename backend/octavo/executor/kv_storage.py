@@ -1,8 +1,9 @@
-"""How many KV blocks the memory of the device and of the host allows."""
+"""How many KV blocks the memory of the device and of the host allows, and what steps need of it."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import psutil
 import torch
@@ -19,11 +20,42 @@ _SWAP_SHARE_OF_FREE_MEMORY = 0.1
 _SWAP_MAX_BYTES = 4 << 30
 
 
-def choose_num_blocks(config: EngineConfig, shape: KVCacheShape, device: torch.device) -> int:
-    """Return the number of blocks to allocate; call it after weights and a profiling run.
+def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
+    """Run something; return how much memory of a GPU it took at most while it ran, 0 on a CPU.
+
+    That is what it takes of the driver, with all that the allocator of torch keeps in reserve.
+    """
+    if device.type == "cpu":
+        run()
+        return 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    run()
+    return torch.cuda.max_memory_reserved(device) - before
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return how much memory nobody has, after giving back what torch keeps unused on a GPU."""
+    if device.type == "cpu":
+        return int(psutil.virtual_memory().available)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def choose_num_blocks(
+    config: EngineConfig, shape: KVCacheShape, device: torch.device, reserved_bytes: int = 0
+) -> int:
+    """Return the number of blocks to allocate; call it once weights are loaded.
 
     `num_kv_blocks` decides if given, then `kv_cache_memory_bytes`, then the free memory: on a GPU
     `gpu_memory_utilization` of it, on CPU a quarter of it and at most 4 GiB.
+
+    Args:
+        config: the options.
+        shape: of the blocks.
+        device: where they will be.
+        reserved_bytes: free memory of a GPU that steps will need.
 
     Raises:
         ConfigError: not even one block fits, or the machine does not have so much memory.
@@ -33,7 +65,9 @@ def choose_num_blocks(config: EngineConfig, shape: KVCacheShape, device: torch.d
         name = f"option num_kv_blocks is {num_blocks:,}, which in bytes"
         _check_fits(name, num_blocks * shape.bytes_per_block, _total_memory_bytes(device))
     else:
-        memory_bytes = config.kv_cache_memory_bytes or _default_memory_bytes(config, device)
+        memory_bytes = config.kv_cache_memory_bytes or _default_memory_bytes(
+            config, device, reserved_bytes
+        )
         _check_fits("option kv_cache_memory_bytes", memory_bytes, _total_memory_bytes(device))
         num_blocks = memory_bytes // shape.bytes_per_block
         if num_blocks < 1:
@@ -93,10 +127,8 @@ def _total_memory_bytes(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
-def _default_memory_bytes(config: EngineConfig, device: torch.device) -> int:
+def _default_memory_bytes(config: EngineConfig, device: torch.device, reserved_bytes: int) -> int:
     if device.type == "cpu":
-        free_bytes = psutil.virtual_memory().available
-        return min(int(free_bytes * _CPU_SHARE_OF_FREE_MEMORY), _CPU_MAX_BYTES)
-    torch.cuda.empty_cache()
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    return int(free_bytes * config.gpu_memory_utilization)
+        return min(int(free_bytes(device) * _CPU_SHARE_OF_FREE_MEMORY), _CPU_MAX_BYTES)
+    left_bytes = max(0, free_bytes(device) - reserved_bytes)
+    return int(left_bytes * config.gpu_memory_utilization)

@@ -10,27 +10,38 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import astuple, replace
 
 import psutil
 import torch
 
+from octavo.cache.block_copies import BlockCopies
 from octavo.config import EngineConfig
+from octavo.errors import ConfigError
 from octavo.executor.batch import BatchBuilder, BatchInputs
 from octavo.executor.block_transfers import BlockTransfers, make_block_transfers
 from octavo.executor.copy_rate import CopyRate, measure_copy_rate
-from octavo.executor.kv_storage import choose_num_blocks, choose_num_host_blocks
+from octavo.executor.device_inputs import StepSizes
+from octavo.executor.device_tools import DeviceTools, make_device_tools
+from octavo.executor.graphs import DecodeGraphs, batch_sizes, estimate_graph_bytes, is_decode
+from octavo.executor.kv_storage import (
+    choose_num_blocks,
+    choose_num_host_blocks,
+    free_bytes,
+    peak_bytes,
+)
+from octavo.executor.warm_up import WarmUpSteps, sample_every_way
 from octavo.model.loader import load_model
-from octavo.request import Request
-from octavo.sampling_params import SamplingParams
-from octavo.scheduler.output import ScheduledSequence, SchedulerOutput
+from octavo.scheduler.output import SchedulerOutput
 from octavo.scheduler.preemption import PreemptionCosts
-from octavo.sequence import Sequence
 from octavo_kernels import AttentionBackend, KVCache
 
 logger = logging.getLogger(__name__)
 
 TransfersMaker = Callable[[AttentionBackend, KVCache, KVCache], BlockTransfers]
 """Makes the transfers between a device's cache and the host's."""
+ToolsMaker = Callable[[torch.device, AttentionBackend, StepSizes], DeviceTools]
+"""Makes the tools of a device."""
 
 #: How long the prefill rate is measured, about.
 _MEASURED_PREFILL_S = 0.5
@@ -39,107 +50,154 @@ _MEASURED_PREFILL_S = 0.5
 class ModelRunner:
     """Load the model, size the KV cache, and run steps.
 
+    All work is queued on the device's current stream.
+
     Args:
         make_transfers: by default, what suits the device.
+        make_tools: the same.
 
     Raises:
         ConfigError: the checkpoint, the device or the memory cannot be served.
     """
 
     def __init__(
-        self, config: EngineConfig, make_transfers: TransfersMaker = make_block_transfers
+        self,
+        config: EngineConfig,
+        make_transfers: TransfersMaker = make_block_transfers,
+        make_tools: ToolsMaker = make_device_tools,
     ) -> None:
         started_s = time.monotonic()
         torch.set_num_threads(config.cpu_threads or _usable_cores())
         model = load_model(config)
-        attention = model.attention
-        self._decoder = model.decoder
-        self._device = model.device
+        attention, self._decoder, self._device = model.attention, model.decoder, model.device
         self.vocab_size = model.spec.vocab_size
         self.eos_token_ids = model.spec.eos_token_ids
         self.max_model_len = model.max_model_len
-        self.steps_ahead = 0 if self._device.type == "cpu" else 1
         self.window = widest_window(model.spec.windows)
-        self._batch = BatchBuilder(
+        sizes = StepSizes(
             config.max_num_seqs,
             config.max_num_batched_tokens,
-            self.max_model_len,
+            model.max_model_len,
             config.block_size,
         )
-        prefill_tokens_per_s = self._profile(
-            min(config.max_num_batched_tokens, self.max_model_len), config.block_size
-        )
-        self.num_blocks = choose_num_blocks(config, attention.shape, self._device)
+        self._batch = BatchBuilder(*astuple(sizes))
+        self._tools = make_tools(model.device, attention, sizes)
+        self.steps_ahead = self._tools.steps_ahead
+        needed_bytes, prefill_tokens_per_s = self._warm_up(WarmUpSteps(sizes))
+        needed_bytes += self._estimate_graph_bytes(config.max_num_seqs)
+        self.num_blocks = choose_num_blocks(config, attention.shape, self._device, needed_bytes)
         self.num_host_blocks = choose_num_host_blocks(config, attention.shape)
         self._kv_cache = attention.allocate(self.num_blocks)
         host_cache = attention.allocate(self.num_host_blocks, host=True)
         self._transfers = make_transfers(attention, self._kv_cache, host_cache)
         self.costs = self._measure_costs(attention.shape.bytes_per_block, prefill_tokens_per_s)
-        logger.info(
-            "model ready in %.1f s: %s, attention %s",
-            time.monotonic() - started_s,
-            model.spec.architecture,
-            attention.name,
-        )
+        self._graphs = self._record_graphs(config.max_num_seqs)
+        logger.info("model ready in %.1f s: %s", time.monotonic() - started_s, self._describe())
 
+    @torch.inference_mode()
     def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None = None) -> torch.Tensor:
         """Make the step's block copies, then run one forward pass.
 
-        With nothing scheduled, wait until a swap-in that is under way has arrived.
+        On a GPU this returns before the step is done, and waits for no step before it. With nothing
+        scheduled, wait until a swap-in that is under way has arrived.
 
         Args:
             output: the step.
             drawn: [rows] int64, what the step before drew; needed if `output` has pending tokens.
 
         Returns:
-            logits [num_samples, vocab_size] float32, in the order of `output.sampling`.
+            logits [num_samples, vocab_size] float32, in the order of `output.sampling`, overwritten
+            by the next step.
             Mutates the KV cache at the slots of the scheduled tokens and the targets of copies.
         """
         self._transfers.start(output.copies)
         if not output.scheduled:
             self._transfers.wait()
             return torch.empty((0, self.vocab_size), device=self._device)
-        return self._forward(self._batch.build(output), self._kv_cache, drawn)
+        inputs = self._batch.build(output)
+        if self._graphs is not None and is_decode(inputs):
+            return self._graphs.run(inputs, drawn)
+        return self._forward(inputs, drawn, self._kv_cache)
 
     def arrived(self) -> tuple[int, ...]:
         """Return the transfer ids of swap-ins that are done, each once."""
         return self._transfers.arrived()
 
     def _forward(
-        self, inputs: BatchInputs, kv_cache: KVCache, drawn: torch.Tensor | None = None
+        self, inputs: BatchInputs, drawn: torch.Tensor | None, kv_cache: KVCache
     ) -> torch.Tensor:
-        inputs = inputs.to(self._device)
-        if drawn is not None and len(inputs.pending):
-            indices, rows = inputs.pending.unbind(1)
-            inputs.token_ids[indices] = drawn[rows]
+        inputs = self._tools.inputs.put(inputs, drawn)
         return self._decoder.forward(
             inputs.token_ids, inputs.positions, kv_cache, inputs.attention, inputs.logits_rows
         )
 
-    def _profile(self, num_tokens: int, block_size: int) -> float:
-        """Run the largest step once, so that kernels are built and peak memory is reached.
+    def _warm_up(self, steps: WarmUpSteps) -> tuple[int, float]:
+        """Run every kind of step in a small cache, so that all of it is built and loaded.
 
-        Returns the tokens per second of a second run, or of as much of it as is soon done.
+        Returns the bytes of GPU memory that steps take at most, and the tokens per second of as
+        long a prompt as is soon computed.
         """
-        first_s = self._time_prefill(num_tokens, block_size)
-        num_measured = int(num_tokens * min(1.0, _MEASURED_PREFILL_S / first_s))
-        num_measured = max(num_measured, min(num_tokens, block_size))
-        return num_measured / self._time_prefill(num_measured, block_size)
+        kv_cache = self._decoder.attention.allocate(steps.num_blocks)
+        drawn = torch.zeros(1, dtype=torch.int64, device=self._device)
+        pending = torch.zeros(1, 2, dtype=torch.int64)
 
-    def _time_prefill(self, num_tokens: int, block_size: int) -> float:
-        """Run a prompt of zeros in a cache of its own; return the seconds."""
-        sequence = Sequence(Request("profile", (0,) * num_tokens, SamplingParams()))
-        num_blocks = -(-num_tokens // block_size)
-        sequence.block_table = list(range(num_blocks))
-        share = ScheduledSequence(sequence, num_tokens, draws=(sequence,))
-        kv_cache = self._decoder.attention.allocate(num_blocks)
-        started_s = time.perf_counter()
-        logits = self._forward(self._batch.build(SchedulerOutput((share,))), kv_cache)
-        # A device computes behind the caller's back until its result is read.
-        logits.argmax().item()
-        return time.perf_counter() - started_s
+        def run(output: SchedulerOutput) -> torch.Tensor:
+            # As if the first id were pending, for that too has its kernels.
+            inputs = replace(self._batch.build(output), pending=pending)
+            return self._forward(inputs, drawn, kv_cache)
+
+        def run_all() -> None:
+            sample_every_way(run(steps.largest()))
+            for output in steps.others():
+                sample_every_way(run(output))
+
+        def prefill_s(num_tokens: int) -> float:
+            started_s = time.perf_counter()
+            # A device computes behind the caller's back until its result is read.
+            run(steps.prefill(num_tokens)).argmax().item()
+            return time.perf_counter() - started_s
+
+        needed_bytes = peak_bytes(self._device, run_all)
+        num_soon_done = int(steps.min_prefill * _MEASURED_PREFILL_S / prefill_s(steps.min_prefill))
+        num_measured = min(max(num_soon_done, steps.min_prefill), steps.max_prefill)
+        return needed_bytes, num_measured / prefill_s(num_measured)
+
+    def _estimate_graph_bytes(self, max_num_seqs: int) -> int:
+        make_graphs = self._tools.make_graphs
+        if make_graphs is None:
+            return 0
+        kv_cache = self._decoder.attention.allocate(1)
+        return estimate_graph_bytes(
+            lambda: make_graphs(self._decoder, kv_cache),
+            batch_sizes(max_num_seqs),
+            lambda: free_bytes(self._device),
+        )
+
+    def _record_graphs(self, max_num_seqs: int) -> DecodeGraphs | None:
+        if self._tools.make_graphs is None:
+            return None
+        try:
+            graphs = self._tools.make_graphs(self._decoder, self._kv_cache)
+            graphs.record(batch_sizes(max_num_seqs))
+        except torch.OutOfMemoryError:
+            raise ConfigError(
+                f"a KV cache of {self.num_blocks:,} blocks leaves too little GPU memory to record "
+                f"decode steps of up to {max_num_seqs} sequences; lower gpu_memory_utilization, "
+                "kv_cache_memory_bytes or num_kv_blocks, whichever is given"
+            ) from None
+        return graphs
+
+    def _describe(self) -> str:
+        """Say what was chosen, for the log."""
+        graphs = "no graphs" if self._graphs is None else f"{len(self._graphs.sizes)} decode graphs"
+        return (
+            f"{self._decoder.spec.architecture} on {self._device}, "
+            f"attention {self._decoder.attention.name}, {graphs}, {self.num_blocks:,} KV blocks"
+        )
 
     def _measure_costs(self, bytes_per_block: int, prefill_tokens_per_s: float) -> PreemptionCosts:
+        if self.num_blocks > 1:
+            self._transfers.start(BlockCopies(copies=((0, 1),)))
         num_blocks = min(self.num_blocks, self.num_host_blocks)
         copy = (
             measure_copy_rate(self._transfers, num_blocks, bytes_per_block)

@@ -1,0 +1,89 @@
+"""Steps that no request asked for: they have everything built and warm before a model is ready.
+
+Between them they take every way that a later step can take: few and many tokens, a short and a
+long context (attention merges its splits in one of two ways), one and many sequences, every kind
+of sampling. Knows what a step is made of, not how it is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from octavo.executor.device_inputs import StepSizes
+from octavo.request import Request
+from octavo.sampling.batch import build_sampling_batch
+from octavo.sampling.sampler import sample
+from octavo.sampling_params import SamplingParams
+from octavo.scheduler.output import ScheduledSequence, SchedulerOutput
+from octavo.sequence import Sequence
+
+#: A context longer than what any attention kernel reduces in one piece, in tokens.
+_LONG_CONTEXT = 2048
+
+#: Every way that a row can go in the sampler. The first draws from all that is left by filters.
+_KINDS_OF_SAMPLING = (
+    SamplingParams(temperature=1.0, top_k=1000, top_p=0.99, min_p=1e-6, seed=0),
+    SamplingParams(temperature=1.0, top_p=0.9, seed=0),
+    SamplingParams(temperature=0.7, seed=0),
+    SamplingParams(temperature=0.0, return_logprob=True),
+    SamplingParams(temperature=0.0, min_tokens=1),
+)
+
+
+class WarmUpSteps:
+    """Make steps whose sequences share the blocks of one small cache.
+
+    What they compute means nothing, as sequences overwrite each other's keys and values.
+
+    Args:
+        sizes: the most that a step holds.
+    """
+
+    def __init__(self, sizes: StepSizes) -> None:
+        self._sizes = sizes
+
+        self.max_prefill = min(sizes.max_num_tokens, sizes.max_model_len)
+        """Most tokens of one sequence that a step computes."""
+        self.min_prefill = min(self.max_prefill, sizes.block_size)
+        """Tokens of a small prompt."""
+        self.num_blocks = -(-self.max_prefill // sizes.block_size)
+        """Blocks that the cache must have."""
+
+    def largest(self) -> SchedulerOutput:
+        """Return a step of as many tokens and as many rows of logits as there can be."""
+        num_seqs, longest = self._sizes.max_num_seqs, self._sizes.max_model_len
+        each, more = divmod(self._sizes.max_num_tokens, num_seqs)
+        return self._step([(0, min(each + (i < more), longest)) for i in range(num_seqs)])
+
+    def prefill(self, num_tokens: int) -> SchedulerOutput:
+        """Return a step of one prompt, of at most `max_prefill` tokens."""
+        return self._step([(0, num_tokens)])
+
+    def others(self) -> Iterator[SchedulerOutput]:
+        """Yield the other steps to run, none of them large."""
+        long = min(_LONG_CONTEXT, self._sizes.max_model_len) - 1
+        yield self.prefill(self.min_prefill)
+        yield self._step([(0, 1)])
+        yield self._step([(long, 1)])
+        yield self._step([(0, 1)] * self._sizes.max_num_seqs)
+
+    def _step(self, shares: list[tuple[int, int]]) -> SchedulerOutput:
+        """Return a step from (computed, scheduled) numbers of tokens, each sequence drawing one."""
+        scheduled = []
+        for num_computed, num_scheduled in shares:
+            num_tokens = num_computed + num_scheduled
+            sequence = Sequence(Request("warm-up", (0,) * num_tokens, SamplingParams()))
+            sequence.num_computed_tokens = num_computed
+            num_blocks = -(-num_tokens // self._sizes.block_size)
+            sequence.block_table = [index % self.num_blocks for index in range(num_blocks)]
+            scheduled.append(ScheduledSequence(sequence, num_scheduled, draws=(sequence,)))
+        return SchedulerOutput(tuple(scheduled))
+
+
+def sample_every_way(logits: torch.Tensor) -> None:
+    """Draw from logits [rows, vocab_size] float32 in every way; mutates them."""
+    for params in _KINDS_OF_SAMPLING:
+        rows = [Sequence(Request("warm-up", (0,), params)) for _ in range(len(logits))]
+        sample(logits, build_sampling_batch(rows, lambda sequence: frozenset({0})))
