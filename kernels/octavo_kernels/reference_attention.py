@@ -20,16 +20,21 @@ from octavo_kernels.attention import (
     metadata_error,
 )
 
-_SPLIT = 128  # positions reduced by one product: every product over keys has this size
+SPLIT = 128
+"""Positions reduced by one product: every product over keys has this size."""
 _ROWS = 64  # rows of one product, for the same reason: libraries choose routines by size
 
 
-class _Placed(NamedTuple):
+class Placed(NamedTuple):
     """Where a sequence that has rows in this step lies."""
 
+    sequence: int
+    """Which sequence of the step it is."""
     rows: slice
     length: int
+    """Tokens."""
     table: list[int]
+    """Its blocks."""
     unseen: int
     """Blocks at the head of the table that no row sees."""
 
@@ -84,15 +89,14 @@ class ReferenceAttention:
         """Attend from each row to its sequence; see AttentionBackend."""
         out = check_query(self.shape, q, window, out, soft_cap, sinks)
         softmax = Softmax(scale, window, soft_cap, sinks)
-        for rows, length, table, unseen in self._place(metadata, window, len(q), cache.num_blocks):
-            k = _gather(cache.keys[layer], table, unseen)[:length]
-            v = _gather(cache.values[layer], table, unseen)[:length]
-            out[rows] = attend_sequence(q[rows], k, v, softmax)
+        keys, values = cache.keys[layer], cache.values[layer]
+        for placed in self.place(metadata, window, len(q), cache.num_blocks):
+            out[placed.rows] = attend_placed(q, keys, values, placed, softmax)
         return out
 
-    def _place(
+    def place(
         self, metadata: AttentionMetadata, window: int | None, num_tokens: int, num_blocks: int
-    ) -> list[_Placed]:
+    ) -> list[Placed]:
         """Return where each sequence with rows lies; IndexError if one points outside."""
         size, starts, placed = self.shape.block_size, metadata.query_start_loc.tolist(), []
         tables = metadata.block_tables.cpu()  # once: a copy for each sequence would wait each time
@@ -108,7 +112,7 @@ class ReferenceAttention:
                     and all(0 <= block < num_blocks for block in table[unseen:])
                     and all(NO_BLOCK <= block < num_blocks for block in table[:unseen])
                 )
-                placed.append(_Placed(slice(begin, end), length, table, unseen))
+                placed.append(Placed(i, slice(begin, end), length, table, unseen))
             if not valid:
                 raise metadata_error(i, num_tokens, num_blocks)
         return placed
@@ -130,6 +134,18 @@ class Softmax(NamedTuple):
     window: int | None = None
     soft_cap: float | None = None
     sinks: torch.Tensor | None = None
+
+
+def attend_placed(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, placed: Placed, softmax: Softmax
+) -> torch.Tensor:
+    """Attend from the rows of one sequence to its blocks of one layer's keys and values.
+
+    Returns:
+        [rows, q_heads, head_dim] of q's dtype.
+    """
+    k, v = (_gather(x, placed.table, placed.unseen)[: placed.length] for x in (keys, values))
+    return attend_sequence(q[placed.rows], k, v, softmax)
 
 
 def attend_sequence(
@@ -185,25 +201,46 @@ def _attend_rows(
     rows = q.shape[1]
     q, highest, own = _pad(q, 1, _ROWS), _pad(highest, 1, _ROWS), _pad(own, 0, _ROWS)
     total, result = (highest > -math.inf).float(), torch.zeros_like(q)
-    for start in range(0, int(own.max()) + 1, _SPLIT):
-        keys = _pad(k[start : start + _SPLIT].float(), 0, _SPLIT).transpose(0, 1)
-        values = _pad(v[start : start + _SPLIT].float(), 0, _SPLIT).transpose(0, 1)
-        at = torch.arange(start, start + _SPLIT, device=q.device)
+    for start in range(0, int(own.max()) + 1, SPLIT):
+        keys = _pad(k[start : start + SPLIT].float(), 0, SPLIT).transpose(0, 1)
+        values = _pad(v[start : start + SPLIT].float(), 0, SPLIT).transpose(0, 1)
+        at = torch.arange(start, start + SPLIT, device=q.device)
         seen = at <= own[:, None]
         if softmax.window is not None:
             seen &= at > own[:, None] - softmax.window
-        scores = q @ keys.transpose(1, 2) * softmax.scale
-        if softmax.soft_cap is not None:
-            scores = softmax.soft_cap * torch.tanh(scores / softmax.soft_cap)
-        scores = scores.masked_fill(~seen, -math.inf)
-        raised = torch.maximum(highest, scores.amax(-1, keepdim=True))
-        # A row that has seen nothing yet keeps a maximum of -inf: subtract 0 instead of it.
-        base = raised.masked_fill(raised == -math.inf, 0.0)
-        weights, decay = torch.exp(scores - base), torch.exp(highest - base)
+        scores = score(q, keys, seen, softmax)
+        weights, decay, highest = weigh(scores, highest)
         total = total * decay + weights.sum(-1, keepdim=True)
         result = result * decay + _weighted_sum(weights, values, seen)
-        highest = raised
     return (result / total)[:, :rows]
+
+
+def score(
+    q: torch.Tensor, keys: torch.Tensor, seen: torch.Tensor, softmax: Softmax
+) -> torch.Tensor:
+    """Return the scores [batch, rows, SPLIT] of a split, -inf where `seen` (broadcast) is false.
+
+    q is [batch, rows, head_dim] float32, keys [batch, SPLIT, head_dim].
+    """
+    scores = q @ keys.transpose(1, 2) * softmax.scale
+    if softmax.soft_cap is not None:
+        scores = softmax.soft_cap * torch.tanh(scores / softmax.soft_cap)
+    return scores.masked_fill(~seen, -math.inf)
+
+
+def weigh(
+    scores: torch.Tensor, highest: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Turn a split's scores into weights relative to the highest score so far.
+
+    Returns:
+        The weights, the factor that brings sums of earlier weights to the new maximum, and the new
+        maximum; the last two are [batch, rows, 1] like `highest`.
+    """
+    raised = torch.maximum(highest, scores.amax(-1, keepdim=True))
+    # A row that has seen nothing yet keeps a maximum of -inf: subtract 0 instead of it.
+    base = raised.masked_fill(raised == -math.inf, 0.0)
+    return torch.exp(scores - base), torch.exp(highest - base), raised
 
 
 def _weighted_sum(weights: torch.Tensor, values: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from octavo_kernels import (
 )
 from octavo_kernels._native.library import native_library
 from octavo_kernels._native.processor import usable_instruction_sets
+from octavo_kernels.folded_attention import FoldedAttention, make_folded_attention
 from octavo_kernels.native_attention import NativeAttention
 from octavo_kernels.reference_attention import ReferenceAttention
 
@@ -77,11 +78,15 @@ def make_poisoned():
 def _make_backend(name: str, shape: KVCacheShape) -> AttentionBackend:
     if name == "plain":
         return ReferenceAttention(shape, CPU)
+    if name == "folded":
+        return FoldedAttention(shape, CPU)
     if name == "fast":
         return make_attention_backend(shape, CPU)
     return NativeAttention(shape, _INSTRUCTION_SETS[name])
 
 
+# Empty where this machine's products are such that the reference serves instead.
+_FOLDED = ["folded"] if make_folded_attention(KVCacheShape(1, 1, 16, 16, torch.float32)) else []
 # None where native code cannot be had: then "fast" is the reference.
 _INSTRUCTION_SETS = {x.name: x for x in usable_instruction_sets() if native_library() is not None}
 
@@ -92,13 +97,13 @@ def native_name(request) -> str:
     return request.param
 
 
-@pytest.fixture(params=["plain", *(_INSTRUCTION_SETS or ["fast"])])
+@pytest.fixture(params=["plain", *_FOLDED, *(_INSTRUCTION_SETS or ["fast"])])
 def any_backend_name(request) -> str:
-    """Name the reference, and each version of the native code that this machine can run."""
+    """Name the reference, and each other backend of the CPU that this machine can run."""
     return request.param
 
 
-@pytest.fixture(params=["fast", "plain"])
+@pytest.fixture(params=["fast", "plain", *_FOLDED])
 def backend_name(request) -> str:
     return request.param
 
