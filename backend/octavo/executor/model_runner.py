@@ -31,7 +31,7 @@ from octavo.executor.kv_storage import (
     peak_bytes,
 )
 from octavo.executor.warm_up import WarmUpSteps, sample_every_way
-from octavo.model.loader import load_model
+from octavo.model.loader import LoadedModel, load_model
 from octavo.scheduler.output import SchedulerOutput
 from octavo.scheduler.preemption import PreemptionCosts
 from octavo_kernels import AttentionBackend, KVCache
@@ -42,6 +42,8 @@ TransfersMaker = Callable[[AttentionBackend, KVCache, KVCache], BlockTransfers]
 """Makes the transfers between a device's cache and the host's."""
 ToolsMaker = Callable[[torch.device, AttentionBackend, StepSizes], DeviceTools]
 """Makes the tools of a device."""
+ModelLoader = Callable[[EngineConfig], LoadedModel]
+"""Finds the model that an engine is configured for."""
 
 #: How long the prefill rate is measured, about.
 _MEASURED_PREFILL_S = 0.5
@@ -55,6 +57,7 @@ class ModelRunner:
     Args:
         make_transfers: by default, what suits the device.
         make_tools: the same.
+        load: by default, what reads the checkpoint that `config` names.
 
     Raises:
         ConfigError: the checkpoint, the device or the memory cannot be served.
@@ -65,10 +68,11 @@ class ModelRunner:
         config: EngineConfig,
         make_transfers: TransfersMaker = make_block_transfers,
         make_tools: ToolsMaker = make_device_tools,
+        load: ModelLoader = load_model,
     ) -> None:
         started_s = time.monotonic()
         torch.set_num_threads(config.cpu_threads or _usable_cores())
-        model = load_model(config)
+        model = load(config)
         attention, self._decoder, self._device = model.attention, model.decoder, model.device
         self.vocab_size = model.spec.vocab_size
         self.eos_token_ids = model.spec.eos_token_ids

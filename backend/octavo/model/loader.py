@@ -17,7 +17,6 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.model.checkpoint import Checkpoint, read_json
 from octavo.model.decoder import Decoder, DecoderWeights, LayerWeights
-from octavo.model.gguf_checkpoint import gguf_checkpoint
 from octavo.model.layers import PackedLinear
 from octavo.model.rope import rotary_table
 from octavo.model.spec import ModelSpec, read_token_ids
@@ -87,6 +86,9 @@ def checkpoint_directory(model: str) -> Path:
     if path.is_dir():
         return path
     if path.suffix == ".gguf":
+        # Here, for other checkpoints are served where the package that reads GGUF is missing.
+        from octavo.model.gguf_checkpoint import gguf_checkpoint
+
         return gguf_checkpoint(path)
     if path.exists():
         raise ConfigError(f"model {model!r} is a file but must be a directory or a .gguf file")
