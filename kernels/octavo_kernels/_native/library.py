@@ -33,6 +33,11 @@ _SIGNATURES: dict[str, tuple[type[Any] | None, tuple[type[Any], ...]]] = {
     "octavo_apply_rope": (_SIZE, (_INT, *[_POINTER] * 6, *[_SIZE] * 6, _INT, _POINTER, _INT)),
     "octavo_write_kv_cache": (_SIZE, (*[_POINTER] * 6, _SIZE, _POINTER, _INT)),
     "octavo_copy_blocks": (None, (*[_POINTER] * 3, *[_SIZE] * 2, _INT)),
+    "octavo_greedy": (None, (*[_POINTER] * 2, *[_SIZE] * 3, _INT)),
+    "octavo_sample": (None, (*[_POINTER] * 8, *[_SIZE] * 3, _INT)),
+    "octavo_token_logprobs": (None, (*[_POINTER] * 4, *[_SIZE] * 4, _INT)),
+    "octavo_apply_penalties": (None, (*[_POINTER] * 8, *[_SIZE] * 5, _INT)),
+    "octavo_apply_token_bitmask": (None, (*[_POINTER] * 3, *[_SIZE] * 5, _INT)),
     "octavo_paged_attention": (
         _SIZE,
         (*[_POINTER] * 7, _SIZE, _POINTER, *[_FLOAT] * 2, _SIZE, _INT),
