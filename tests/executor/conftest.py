@@ -1,17 +1,23 @@
-"""Tiny models to run, and makers of steps that name their blocks."""
+"""Tiny models to run, makers of steps that name their blocks, and a device's parts without one."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from octavo.cache.block_copies import BlockCopies
 from octavo.config import EngineConfig
+from octavo.executor.device_inputs import StagedInputs
+from octavo.executor.device_tools import DeviceTools
+from octavo.executor.graphs import DecodeGraphs
 from octavo.executor.model_runner import ModelRunner
 from octavo.scheduler.output import ScheduledSequence, SchedulerOutput
 from octavo.sequence import Sequence
@@ -48,11 +54,14 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def make_runner(checkpoints) -> Callable[..., ModelRunner]:
     """Load a tiny model with 8 blocks of 8 tokens, and as many on the host."""
 
-    def make(family: str = "llama", make_transfers: Any = None, **options: Any) -> ModelRunner:
+    def make(
+        family: str = "llama", make_transfers: Any = None, make_tools: Any = None, **options: Any
+    ) -> ModelRunner:
         values = {"block_size": 8, "num_kv_blocks": 8, "swap_space_bytes": 8 * BYTES_PER_BLOCK}
         values |= {"max_num_seqs": 4, "cpu_threads": 1, **options}
         config = EngineConfig(str(checkpoints[family]), **values)
-        return ModelRunner(config, make_transfers) if make_transfers else ModelRunner(config)
+        made = {"make_transfers": make_transfers, "make_tools": make_tools}
+        return ModelRunner(config, **{name: maker for name, maker in made.items() if maker})
 
     return make
 
@@ -73,5 +82,174 @@ def make_step() -> Callable[..., SchedulerOutput]:
     def make(*sequences: Sequence, **copies: Any) -> SchedulerOutput:
         shares = [ScheduledSequence(s, s.num_uncomputed_tokens, (s,)) for s in sequences]
         return SchedulerOutput(tuple(shares), copies=BlockCopies(**copies))
+
+    return make
+
+
+class LazyStream:
+    """A stream whose copies happen only when somebody waits for a mark behind them."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Callable[[], object]] = deque()
+        self.num_waits = 0
+        self.after_copy: Callable[[], object] = lambda: None
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.queue.append(lambda: (target.copy_(source), self.after_copy()))
+
+    def record_event(self) -> LazyEvent:
+        event = LazyEvent(self)
+        self.queue.append(event.set)
+        return event
+
+    def wait_event(self, event: LazyEvent) -> None:
+        event.synchronize()
+
+
+class LazyEvent:
+    """A mark that work has reached when all before it is done."""
+
+    def __init__(self, stream: LazyStream) -> None:
+        self._stream = stream
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def query(self) -> bool:
+        return self._is_set
+
+    def synchronize(self) -> None:
+        self._stream.num_waits += not self._is_set
+        while not self._is_set:
+            self._stream.queue.popleft()()
+
+
+class PromptStream(LazyStream):
+    """A stream that makes each copy when it is asked to."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+
+@pytest.fixture
+def lazy_stream() -> LazyStream:
+    return LazyStream()
+
+
+@pytest.fixture(scope="session")
+def staged_inputs() -> Callable[..., StagedInputs]:
+    """Make inputs that are copied at once, or when the given stream is waited for."""
+
+    def make(sizes: Any, stream: LazyStream | None = None) -> StagedInputs:
+        stream = stream or PromptStream()
+        return StagedInputs(sizes, torch.device("cpu"), stream=stream, copy=stream.copy)
+
+    return make
+
+
+class Watch(TorchDispatchMode):
+    """Write down what a recorder would freeze of each torch operation: numbers and addresses.
+
+    Tensors that the operations make themselves have no lasting address, and are told by shape.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen: list[Any] = []
+        self.results: list[torch.Tensor] = []
+        """Lasting tensors that the work copies something to."""
+        self._made: dict[int, torch.Tensor] = {}
+        self._lasting: set[int] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        values = tree_flatten((args, kwargs))[0]
+        self.frozen.append((str(function), [self._describe(value) for value in values]))
+        if function is torch.ops.aten.copy_.default and _address(args[0]) in self._lasting:
+            self.results.append(args[0])
+        output = function(*args, **kwargs)
+        for tensor in filter(torch.is_tensor, tree_flatten(output)[0]):
+            if _address(tensor) not in self._lasting:
+                # Kept, or its address might be another's later on.
+                self._made[_address(tensor)] = tensor
+        return output
+
+    def _describe(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        kind = (value.dtype, tuple(value.shape))
+        if value.is_mkldnn:
+            return (id(value), *kind)
+        if _address(value) in self._made:
+            return ("made", *kind, value.stride(), value.storage_offset())
+        self._lasting.add(_address(value))
+        return (_address(value), *kind, value.stride(), value.storage_offset())
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return id(tensor) if tensor.is_mkldnn else tensor.untyped_storage().data_ptr()
+
+
+class FakeCapture:
+    """Work that is done anew at each replay, if it is what was recorded."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work = work
+        self._recorded = self._run()
+        self.num_replays = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the last result."""
+        return len(self._recorded.results[-1])
+
+    def replay(self) -> None:
+        for result in self._recorded.results:
+            result.fill_(float("nan"))
+        replayed = self._run()
+        for now, then in zip(replayed.frozen, self._recorded.frozen, strict=True):
+            assert now == then, "a graph would do what was recorded"
+        self.num_replays += 1
+
+    def _run(self) -> Watch:
+        with Watch() as watch:
+            self._work()
+        return watch
+
+
+class FakeRecorder:
+    """A recorder of work on the CPU, which fails where a graph would do something else."""
+
+    def __init__(self) -> None:
+        self.captures: list[FakeCapture] = []
+
+    def record(self, work: Callable[[], object]) -> FakeCapture:
+        self.captures.append(FakeCapture(work))
+        return self.captures[-1]
+
+    @property
+    def num_replays(self) -> int:
+        return sum(capture.num_replays for capture in self.captures)
+
+
+@pytest.fixture
+def fake_recorder() -> FakeRecorder:
+    return FakeRecorder()
+
+
+@pytest.fixture
+def graph_tools(fake_recorder, staged_inputs) -> Callable[..., DeviceTools]:
+    """Make a CPU look like a device that computes behind the host's back and records graphs."""
+
+    def make(device: torch.device, attention: Any, sizes: Any) -> DeviceTools:
+        inputs = staged_inputs(sizes)
+        return DeviceTools(
+            steps_ahead=1,
+            inputs=inputs,
+            make_graphs=lambda *cached: DecodeGraphs(*cached, inputs, fake_recorder),
+        )
 
     return make
