@@ -5,8 +5,9 @@ Knows nothing of the order of dimensions inside a block.
 
 import torch
 
+from octavo_kernels._attention_check import check_copy
 from octavo_kernels._block_runs import STAGED_BLOCK_BYTES, copy_runs, copy_staged
-from octavo_kernels.attention import KVCache, KVCacheShape, check_copy
+from octavo_kernels.attention import KVCache, KVCacheShape
 
 
 def allocate_in_torch(

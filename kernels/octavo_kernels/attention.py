@@ -9,7 +9,6 @@ a prompt into chunks, the block size, or what unused slots and later tokens hold
 backends, and between the instruction sets of one backend, bits may differ.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -124,7 +123,9 @@ class AttentionBackend(Protocol):
         """Copy whole blocks, all layers' keys and values, one pair after the other.
 
         A block that one pair writes and a later one reads is copied on as written. On CUDA the
-        copies join the current stream and this returns before they are done.
+        copies join the current stream and this returns before they are done. Not an operation that
+        a compiled graph can hold: the host reads `pairs`, and a graph keeps `source` as it was
+        before, though it may be the target.
 
         Args:
             source: What `allocate` returned.
@@ -159,6 +160,48 @@ class AttentionBackend(Protocol):
             ValueError: A shape, dtype, device or stride is not as above.
             IndexError: A slot lies past the cache; on a GPU, which is not waited for, it writes
                 nowhere instead.
+        """
+        ...
+
+    def rope_and_write_kv_cache(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        cache: KVCache,
+        layer: int,
+        slot_mapping: torch.Tensor,
+        *,
+        q_out: torch.Tensor | None = None,
+        interleaved: bool = False,
+    ) -> torch.Tensor:
+        """Rotate queries and keys by their positions, and write keys and values; mutates `cache`.
+
+        The bits are those of `apply_rope` and then `write_kv_cache`, but the rotated keys go
+        nowhere but into the cache.
+
+        Args:
+            q: [num_tokens, q_heads, head_dim] of the cache's dtype; tokens may be strided.
+            k: [num_tokens, num_kv_heads, head_dim], likewise.
+            v: Like k.
+            positions: [num_tokens] int64, as `apply_rope` takes them, also where the slot is -1.
+            cos_sin: [max_len, rotary_dim] float32, as `apply_rope` takes it.
+            cache: What `allocate` returned.
+            layer: Index of the layer.
+            slot_mapping: [num_tokens] int64, block_id * block_size + offset; -1 writes nowhere.
+            q_out: Receives the rotated q; may be q.
+            interleaved: Whether pairs lie side by side; else in two halves.
+
+        Returns:
+            q rotated, in `q_out` or in a new contiguous tensor.
+
+        Raises:
+            ValueError: A shape, dtype, device or stride is not as above.
+            IndexError: A position is outside the table, or a slot past the cache; then nothing has
+                been written. On a GPU, which is not waited for, the token's q and key become NaN,
+                and such a slot writes nowhere.
         """
         ...
 
@@ -203,73 +246,3 @@ class AttentionBackend(Protocol):
                 GPU, which is not waited for, such blocks read as zeros instead.
         """
         ...
-
-
-def check_kv(shape: KVCacheShape, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
-    """Raise ValueError unless k, v and slots can be written to a cache of this shape."""
-    sizes = (None, shape.num_kv_heads, shape.head_dim)
-    check_tensor("write_kv_cache: k", k, sizes, dtypes=(shape.dtype,), packed=2)
-    check_tensor("write_kv_cache: v", v, k.shape, like=k, packed=2)
-    check_tensor("write_kv_cache: slot_mapping", slots, k.shape[:1], dtypes=(torch.int64,))
-
-
-def check_copy(source: KVCache, target: KVCache, pairs: torch.Tensor) -> None:
-    """Raise ValueError or IndexError unless `pairs` can be copied from source to target."""
-    check_tensor("copy_blocks: pairs", pairs, (None, 2), dtypes=(torch.int64,), packed=2)
-    if pairs.device.type != "cpu":
-        raise ValueError(f"copy_blocks: pairs are on {pairs.device} but must be on the CPU")
-    kinds = [(list(x.storage.shape[1:]), x.storage.dtype) for x in (source, target)]
-    if kinds[0] != kinds[1]:
-        raise ValueError(
-            f"copy_blocks: blocks of the target are {kinds[1][0]} of {kinds[1][1]} but must be "
-            f"{kinds[0][0]} of {kinds[0][1]} as in the source"
-        )
-    sizes = [source.num_blocks, target.num_blocks]
-    outside = ((pairs < 0) | (pairs >= torch.tensor(sizes))).any(1)
-    if outside.any():
-        index = int(outside.int().argmax())
-        raise IndexError(
-            f"copy_blocks: pair {index} is {tuple(pairs[index].tolist())} but the source has "
-            f"{sizes[0]} blocks and the target {sizes[1]}"
-        )
-
-
-def check_query(
-    shape: KVCacheShape,
-    q: torch.Tensor,
-    window: int | None,
-    out: torch.Tensor | None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Raise ValueError unless q can read a cache of this shape; return `out`, made if None."""
-    check_tensor(
-        "paged_attention: q", q, (None, None, shape.head_dim), dtypes=(shape.dtype,), packed=2
-    )
-    if q.shape[1] % shape.num_kv_heads:
-        raise ValueError(
-            f"paged_attention: q has {q.shape[1]} heads but must have a multiple of "
-            f"{shape.num_kv_heads}"
-        )
-    if window is not None and window < 1:
-        raise ValueError(f"paged_attention: window is {window} but must be at least 1 or None")
-    if soft_cap is not None and not 0 < soft_cap < math.inf:
-        raise ValueError(
-            f"paged_attention: soft_cap is {soft_cap} but must be positive and finite, or None"
-        )
-    if sinks is not None:
-        check_tensor("paged_attention: sinks", sinks, q.shape[1:2], dtypes=(torch.float32,))
-        if sinks.device != q.device:
-            raise ValueError(f"paged_attention: sinks are on {sinks.device} but q on {q.device}")
-    if out is None:
-        return torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    check_tensor("paged_attention: out", out, q.shape, like=q, packed=2)
-    return out
-
-
-def metadata_error(sequence: int, num_tokens: int, num_blocks: int) -> IndexError:
-    """Return the error of a sequence whose numbers in the metadata point outside the arrays."""
-    return IndexError(
-        f"paged_attention: sequence {sequence} has rows or blocks outside the {num_tokens} rows, "
-        f"its block table or the cache of {num_blocks} blocks"
-    )

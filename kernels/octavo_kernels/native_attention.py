@@ -7,45 +7,28 @@ position and a lane of values two neighbouring positions of one dimension: hence
 bfloat16 are left to the reference. Knows nothing of how the native code is built.
 """
 
-import ctypes
 import mmap
 
 import torch
 
-from octavo_kernels._native.library import (
-    element_code,
-    load_library,
-    native_instructions,
-    strides_of,
-)
-from octavo_kernels._native.processor import InstructionSet
-from octavo_kernels.attention import (
-    AttentionMetadata,
-    KVCache,
-    KVCacheShape,
+from octavo_kernels._attention_check import (
     check_copy,
     check_kv,
     check_query,
-    metadata_error,
+    check_rope_and_write,
 )
+from octavo_kernels._native.attention import (
+    library_named,
+    paged_attention,
+    rope_and_write_kv_cache,
+    write_kv_cache,
+)
+from octavo_kernels._native.library import load_library, native_instructions
+from octavo_kernels._native.processor import InstructionSet
+from octavo_kernels.attention import AttentionMetadata, KVCache, KVCacheShape
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 _MAX_HEAD_DIM = 256
-_SLACK_BYTES = 64  # native loads of values may run this far past the last one
-
-
-class _CacheShape(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_int64)
-        for name in "element kv_heads head_dim block_size num_blocks block_stride".split()
-    ]
-
-
-class _Batch(ctypes.Structure):
-    _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("query_start_loc", "seq_lens", "block_tables")],
-        *[(name, ctypes.c_int64) for name in ("num_seqs", "max_blocks", "num_tokens")],
-    ]
 
 
 class NativeAttention:
@@ -56,7 +39,8 @@ class NativeAttention:
     def __init__(self, shape: KVCacheShape, instructions: InstructionSet) -> None:
         self.name = f"native ({instructions.name})"
         self.shape = shape
-        self._library = load_library(instructions)
+        self._instructions = instructions.name
+        load_library(instructions)
 
     @staticmethod
     def supports(shape: KVCacheShape) -> bool:
@@ -85,7 +69,7 @@ class NativeAttention:
     def copy_blocks(self, source: KVCache, target: KVCache, pairs: torch.Tensor) -> None:
         """Copy whole blocks in order; see AttentionBackend."""
         check_copy(source, target, pairs)
-        self._library.octavo_copy_blocks(
+        library_named(self._instructions).octavo_copy_blocks(
             *(source.storage.data_ptr(), target.storage.data_ptr()),
             *(pairs.data_ptr(), len(pairs)),
             self.shape.bytes_per_block,
@@ -101,20 +85,39 @@ class NativeAttention:
         slot_mapping: torch.Tensor,
     ) -> None:
         """Write keys and values into their slots; see AttentionBackend."""
-        check_kv(self.shape, k, v, slot_mapping)
-        invalid = self._library.octavo_write_kv_cache(
-            self._native_shape(cache),
-            *(k.data_ptr(), v.data_ptr()),
-            *(cache.keys[layer].data_ptr(), cache.values[layer].data_ptr()),
-            *(slot_mapping.data_ptr(), k.shape[0]),
-            strides_of(k.stride(0), v.stride(0)),
-            torch.get_num_threads(),
+        check_kv("write_kv_cache", self.shape, k, v, slot_mapping)
+        write_kv_cache(k, v, cache.storage, layer, slot_mapping, self._instructions)
+
+    def rope_and_write_kv_cache(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        cache: KVCache,
+        layer: int,
+        slot_mapping: torch.Tensor,
+        *,
+        q_out: torch.Tensor | None = None,
+        interleaved: bool = False,
+    ) -> torch.Tensor:
+        """Rotate queries and keys and write keys and values; see AttentionBackend."""
+        q_out = check_rope_and_write(self.shape, (q, k, v), positions, cos_sin, slot_mapping, q_out)
+        rope_and_write_kv_cache(
+            q,
+            k,
+            v,
+            positions,
+            cos_sin,
+            cache.storage,
+            layer,
+            slot_mapping,
+            q_out,
+            interleaved,
+            self._instructions,
         )
-        if invalid >= 0:
-            raise IndexError(
-                f"write_kv_cache: slot {int(slot_mapping[invalid])} is past the cache of "
-                f"{cache.num_blocks} blocks of {self.shape.block_size}"
-            )
+        return q_out
 
     def paged_attention(
         self,
@@ -131,42 +134,21 @@ class NativeAttention:
     ) -> torch.Tensor:
         """Attend from each row to its sequence; see AttentionBackend."""
         out = check_query(self.shape, q, window, out, soft_cap, sinks)
-        num_tokens, q_heads, _ = q.shape
-        invalid = self._library.octavo_paged_attention(
-            self._native_shape(cache),
-            ctypes.byref(
-                _Batch(
-                    metadata.query_start_loc.data_ptr(),
-                    metadata.seq_lens.data_ptr(),
-                    metadata.block_tables.data_ptr(),
-                    *metadata.block_tables.shape,
-                    num_tokens,
-                )
-            ),
-            *(q.data_ptr(), out.data_ptr()),
-            *(cache.keys[layer].data_ptr(), cache.values[layer].data_ptr()),
-            None if sinks is None else sinks.data_ptr(),
-            q_heads // self.shape.num_kv_heads,
-            strides_of(q.stride(0), out.stride(0)),
-            *(scale, soft_cap or 0.0, window or 0),
-            torch.get_num_threads(),
+        paged_attention(
+            q,
+            cache.storage,
+            layer,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.block_tables,
+            scale,
+            window,
+            soft_cap,
+            sinks,
+            out,
+            self._instructions,
         )
-        if invalid >= 0:
-            raise metadata_error(invalid, num_tokens, cache.num_blocks)
         return out
-
-    def _native_shape(self, cache: KVCache) -> "ctypes._CArgObject":
-        shape = self.shape
-        return ctypes.byref(
-            _CacheShape(
-                element_code(shape.dtype),
-                shape.num_kv_heads,
-                shape.head_dim,
-                shape.block_size,
-                cache.num_blocks,
-                cache.storage.stride(0),
-            )
-        )
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         elements = torch.Size(shape).numel()
@@ -174,7 +156,7 @@ class NativeAttention:
         # Mapped memory is zero, and takes room only once it is written: a large cache that is
         # never filled costs nothing, and a model is ready sooner.
         memory = mmap.mmap(
-            -1, elements * dtype.itemsize + _SLACK_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            -1, max(1, elements) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         )
         return torch.frombuffer(memory, dtype=dtype)[:elements].view(shape)
 

@@ -8,17 +8,12 @@ Compiled for its targets and checked in the language's interpreter; nothing was 
 
 import torch
 
+from octavo_kernels._attention_check import check_kv, check_query
 from octavo_kernels._attention_launch import AttentionConfig, choose_attention
 from octavo_kernels._torch_cache import allocate_in_torch, copy_in_torch
 from octavo_kernels._triton.paged_attention import Layer, Scores, launch_paged_attention
 from octavo_kernels._triton.write_kv_cache import launch_write_kv_cache
-from octavo_kernels.attention import (
-    AttentionMetadata,
-    KVCache,
-    KVCacheShape,
-    check_kv,
-    check_query,
-)
+from octavo_kernels.attention import AttentionMetadata, KVCache, KVCacheShape
 
 
 class TritonAttention:
@@ -67,7 +62,7 @@ class TritonAttention:
         slot_mapping: torch.Tensor,
     ) -> None:
         """Write keys and values into their slots; see AttentionBackend."""
-        check_kv(self.shape, k, v, slot_mapping)
+        check_kv("write_kv_cache", self.shape, k, v, slot_mapping)
         launch_write_kv_cache(k, v, cache.keys[layer], cache.values[layer], slot_mapping)
 
     def paged_attention(

@@ -3,13 +3,11 @@
 // A row is one query token of one head. Its keys are reduced in tiles of kTile absolute positions,
 // counted from 0, one after the other: which rows share a tile's loads changes no bit of any row.
 // Slots outside a row's positions may hold anything: they never enter its arithmetic.
-// The cache must be followed by kLanes readable lanes (loads may run past the last head_dim).
 
 #include <utility>
 #include <vector>
 
 #include "attention_tile.h"
-#include "kv_cache.h"
 
 namespace {
 

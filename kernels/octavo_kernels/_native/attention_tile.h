@@ -4,10 +4,10 @@
 #pragma once
 
 #include "elements.h"
+#include "kv_cache.h"
 
 constexpr int kTile = 64;
 constexpr int kGroups = kTile / kLanes;  // vectors of positions in a tile
-constexpr int kMaxHeadDim = 256;
 constexpr int kMaxRows = kLanes == 16 ? 6 : 4;
 static_assert(kMaxRows <= kLanes, "`weigh` keeps a number of each row in one vector");
 
@@ -125,11 +125,20 @@ INLINE uint32_t value_mask(int lane_row, Range range) {
     return (low >= range.begin ? 0x0000ffffu : 0u) | (high < range.end ? 0xffff0000u : 0u);
 }
 
-// acc[r] = acc[r] * factor[r] + weights[r] . values, for D vectors of dimensions from `dim` on
-template <class T, int R, int D>
+// The lanes of values that end a row: a whole vector of them could reach out of the cache.
+template <class T>
+INLINE typename T::Wide last_lanes(const typename T::Lane* from, int64_t count, uint32_t mask) {
+    typename T::Lane held[kLanes] = {};
+    for (int64_t i = 0; i < count; ++i) held[i] = from[i];
+    return T::lanes(held, mask);
+}
+
+// acc[r] = acc[r] * factor[r] + weights[r] . values, for D vectors of dimensions from `dim` on, or,
+// if Last, for the `rest` dimensions from there on
+template <class T, int R, int D, bool Last = false>
 INLINE void accumulate(const Tile<T>& tile, const Tile<T>* next, Row<T>* rows, Range range,
                        Floats factors, const typename T::Scalar (*weights)[kTile / T::kPerLane],
-                       int64_t dim) {
+                       int64_t dim, int64_t rest = 0) {
     Floats sums[R][D];
     for (int r = 0; r < R; ++r)
         for (int d = 0; d < D; ++d)
@@ -138,7 +147,10 @@ INLINE void accumulate(const Tile<T>& tile, const Tile<T>* next, Row<T>* rows, R
     const int end = (range.end + T::kPerLane - 1) / T::kPerLane;
     const auto add = [&](int i, uint32_t mask) __attribute__((always_inline)) {
         typename T::Wide values[D];
-        for (int d = 0; d < D; ++d) values[d] = T::lanes(tile.values[i] + dim + d * kLanes, mask);
+        for (int d = 0; d < D; ++d) {
+            const auto* from = tile.values[i] + dim + d * kLanes;
+            values[d] = Last ? last_lanes<T>(from, rest, mask) : T::lanes(from, mask);
+        }
         if (next)
             for (int d = 0; d < D; ++d) __builtin_prefetch(next->values[i] + dim + d * kLanes);
         for (int r = 0; r < R; ++r)
@@ -170,8 +182,10 @@ void attend_tile(int64_t head_dim, Softmax softmax, const Tile<T>& tile, const T
     const Floats factors = weigh<T, R>(rows, scores, range, scale, weights);
 
     int64_t dim = 0;
-    for (; dim + (kStep - 1) * kLanes < head_dim; dim += kStep * kLanes)
+    for (; dim + kStep * kLanes <= head_dim; dim += kStep * kLanes)
         accumulate<T, R, kStep>(tile, next, rows, range, factors, weights, dim);
-    for (; dim < head_dim; dim += kLanes)
+    for (; dim + kLanes <= head_dim; dim += kLanes)
         accumulate<T, R, 1>(tile, next, rows, range, factors, weights, dim);
+    if (dim < head_dim)
+        accumulate<T, R, 1, true>(tile, next, rows, range, factors, weights, dim, head_dim - dim);
 }

@@ -18,7 +18,7 @@ from octavo_kernels._native.processor import InstructionSet, describe_processor
 
 _SOURCE_DIR = Path(__file__).parent
 _SOURCES = ("rowwise.cpp", "kv_cache.cpp", "attention.cpp", "sample.cpp", "logits.cpp")
-_HEADERS = ("vector.h", "elements.h", "kv_cache.h", "attention_tile.h", "logits.h")
+_HEADERS = ("vector.h", "elements.h", "kv_cache.h", "rope.h", "attention_tile.h", "logits.h")
 _OPTIONS = (
     "-std=c++17 -O3 -fPIC -shared"
     " -ffp-contract=off"  # the sources choose what is fused, so that bits do not depend on inlining

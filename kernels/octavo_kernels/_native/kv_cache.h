@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+constexpr int kMaxHeadDim = 256;
+
 struct CacheShape {
     int64_t element;  // an ElementCode
     int64_t kv_heads, head_dim, block_size, num_blocks;

@@ -32,6 +32,10 @@ _SIGNATURES: dict[str, tuple[type[Any] | None, tuple[type[Any], ...]]] = {
     "octavo_gelu_and_mul": (None, (_INT, *[_POINTER] * 2, *[_SIZE] * 2, _POINTER, _INT)),
     "octavo_apply_rope": (_SIZE, (_INT, *[_POINTER] * 6, *[_SIZE] * 6, _INT, _POINTER, _INT)),
     "octavo_write_kv_cache": (_SIZE, (*[_POINTER] * 6, _SIZE, _POINTER, _INT)),
+    "octavo_rope_and_write_kv_cache": (
+        _SIZE,
+        (*[_POINTER] * 10, *[_SIZE] * 4, _INT, _POINTER, _INT),
+    ),
     "octavo_copy_blocks": (None, (*[_POINTER] * 3, *[_SIZE] * 2, _INT)),
     "octavo_greedy": (None, (*[_POINTER] * 2, *[_SIZE] * 3, _INT)),
     "octavo_sample": (None, (*[_POINTER] * 8, *[_SIZE] * 3, _INT)),

@@ -4,6 +4,7 @@
 // computed by one thread in one fixed order. Work below kSerialElements is not worth waking a team.
 
 #include "elements.h"
+#include "rope.h"
 
 namespace {
 
@@ -88,62 +89,18 @@ void activate_and_mul(const void* gate_up, void* out, int64_t rows, int64_t inne
     }
 }
 
-template <class T>
-INLINE void rotate_halves(const typename T::Element* x, typename T::Element* out,
-                          const float* cos_sin, int64_t half) {
-    for_pieces(half, [&](int64_t i, int count) {
-        const Floats cosine = read<Float32>(cos_sin + i, count);
-        const Floats sine = read<Float32>(cos_sin + half + i, count);
-        const Floats low = read<T>(x + i, count), high = read<T>(x + half + i, count);
-        write<T>(out + i, multiply_add(low, cosine, -(high * sine)), count);
-        write<T>(out + half + i, multiply_add(high, cosine, low * sine), count);
-    });
-}
-
-// The same, of pairs that lie side by side.
-template <class T>
-INLINE void rotate_pairs(const typename T::Element* x, typename T::Element* out,
-                         const float* cos_sin, int64_t half) {
-    for_pieces(half, [&](int64_t i, int count) {
-        typename T::Element lows[kLanes] = {}, highs[kLanes] = {};
-        for (int j = 0; j < count; ++j) {
-            lows[j] = x[2 * (i + j)];
-            highs[j] = x[2 * (i + j) + 1];
-        }
-        const Floats cosine = read<Float32>(cos_sin + i, count);
-        const Floats sine = read<Float32>(cos_sin + half + i, count);
-        const Floats low = T::widen(lows), high = T::widen(highs);
-        T::narrow(lows, multiply_add(low, cosine, -(high * sine)));
-        T::narrow(highs, multiply_add(high, cosine, low * sine));
-        for (int j = 0; j < count; ++j) {
-            out[2 * (i + j)] = lows[j];
-            out[2 * (i + j) + 1] = highs[j];
-        }
-    });
-}
-
 // strides: of the tokens of x and of out; heads lie head_dim apart
 template <class T>
-void apply_rope(const void* x, void* out, const int64_t* positions, const float* cos_sin,
-                Rows rows, int64_t rotary_dim, int interleaved, const int64_t* strides,
+void apply_rope(const void* x, void* out, const Rope& rope, Rows rows, const int64_t* strides,
                 int threads) {
     using E = typename T::Element;
 #pragma omp parallel for num_threads(threads) \
     if (rows.outer * rows.inner * rows.size > kSerialElements)
-    for (int64_t token = 0; token < rows.outer; ++token) {
-        const float* angles = cos_sin + positions[token] * rotary_dim;
-        for (int64_t head = 0; head < rows.inner; ++head) {
-            const E* from = static_cast<const E*>(x) + token * strides[0] + head * rows.size;
-            E* to = static_cast<E*>(out) + token * strides[1] + head * rows.size;
-            if (interleaved)
-                rotate_pairs<T>(from, to, angles, rotary_dim / 2);
-            else
-                rotate_halves<T>(from, to, angles, rotary_dim / 2);
-            if (to != from && rotary_dim < rows.size)
-                memcpy(to + rotary_dim, from + rotary_dim,
-                       (rows.size - rotary_dim) * sizeof *from);
-        }
-    }
+    for (int64_t token = 0; token < rows.outer; ++token)
+        for (int64_t head = 0; head < rows.inner; ++head)
+            rotate_head<T>(rope, token,
+                           static_cast<const E*>(x) + token * strides[0] + head * rows.size,
+                           static_cast<E*>(out) + token * strides[1] + head * rows.size, rows.size);
 }
 
 }  // namespace
@@ -195,10 +152,9 @@ int64_t octavo_apply_rope(int element, const void* q, const void* k, void* q_out
         if (positions[token] < 0 || positions[token] >= max_len) return token;
     const auto run = for_element(element, apply_rope<Float32>, apply_rope<BFloat16>,
                                  apply_rope<Float16>);
-    run(q, q_out, positions, cos_sin, {tokens, q_heads, head_dim}, rotary_dim, interleaved, strides,
-        threads);
-    run(k, k_out, positions, cos_sin, {tokens, k_heads, head_dim}, rotary_dim, interleaved,
-        strides + 2, threads);
+    const Rope rope = {positions, cos_sin, rotary_dim, interleaved};
+    run(q, q_out, rope, {tokens, q_heads, head_dim}, strides, threads);
+    run(k, k_out, rope, {tokens, k_heads, head_dim}, strides + 2, threads);
     return -1;
 }
 

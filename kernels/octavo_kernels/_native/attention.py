@@ -1,0 +1,169 @@
+"""The operations of the native attention backend: checked tensors in, native calls out.
+
+A cache is its storage, [blocks, layers, keys and values, kv_heads, head_dim * block_size], and a
+library the name of its instruction set: what a compiled graph can hold.
+"""
+
+import ctypes
+import functools
+
+import torch
+
+from octavo_kernels._attention_check import metadata_error
+from octavo_kernels._native.library import element_code, load_library, strides_of
+from octavo_kernels._native.processor import INSTRUCTION_SETS
+from octavo_kernels._register import register
+from octavo_kernels.apply_rope import position_error
+
+
+class _CacheShape(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in "element kv_heads head_dim block_size num_blocks block_stride".split()
+    ]
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("query_start_loc", "seq_lens", "block_tables")],
+        *[(name, ctypes.c_int64) for name in ("num_seqs", "max_blocks", "num_tokens")],
+    ]
+
+
+@register(
+    "native_write_kv_cache",
+    "Tensor k, Tensor v, Tensor(a!) storage, int layer, Tensor slot_mapping, str instructions",
+)
+def write_kv_cache(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    storage: torch.Tensor,
+    layer: int,
+    slot_mapping: torch.Tensor,
+    instructions: str,
+) -> None:
+    """Write checked keys and values into one layer of a cache's storage."""
+    invalid = library_named(instructions).octavo_write_kv_cache(
+        _cache_shape(storage, k.shape[2]),
+        *(k.data_ptr(), v.data_ptr()),
+        *_layer_pointers(storage, layer),
+        *(slot_mapping.data_ptr(), k.shape[0]),
+        strides_of(k.stride(0), v.stride(0)),
+        torch.get_num_threads(),
+    )
+    if invalid >= 0:
+        raise _slot_error("write_kv_cache", int(slot_mapping[invalid]), storage, k.shape[2])
+
+
+@register(
+    "native_rope_and_write_kv_cache",
+    "Tensor q, Tensor k, Tensor v, Tensor positions, Tensor cos_sin, Tensor(a!) storage, "
+    "int layer, Tensor slot_mapping, Tensor(b!) q_out, bool interleaved, str instructions",
+)
+def rope_and_write_kv_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    storage: torch.Tensor,
+    layer: int,
+    slot_mapping: torch.Tensor,
+    q_out: torch.Tensor,
+    interleaved: bool,
+    instructions: str,
+) -> None:
+    """Rotate checked queries and keys, and write keys and values into one layer of a storage."""
+    num_tokens, q_heads, head_dim = q.shape
+    max_len, rotary_dim = cos_sin.shape
+    invalid = library_named(instructions).octavo_rope_and_write_kv_cache(
+        _cache_shape(storage, head_dim),
+        *(q.data_ptr(), k.data_ptr(), v.data_ptr(), q_out.data_ptr()),
+        *_layer_pointers(storage, layer),
+        *(positions.data_ptr(), cos_sin.data_ptr(), slot_mapping.data_ptr()),
+        *(num_tokens, q_heads, rotary_dim, max_len, interleaved),
+        strides_of(q.stride(0), q_out.stride(0), k.stride(0), v.stride(0)),
+        torch.get_num_threads(),
+    )
+    if invalid >= 0:
+        name, position = "rope_and_write_kv_cache", int(positions[invalid])
+        if not 0 <= position < max_len:
+            raise position_error(name, position, max_len)
+        raise _slot_error(name, int(slot_mapping[invalid]), storage, head_dim)
+
+
+@register(
+    "native_paged_attention",
+    "Tensor q, Tensor storage, int layer, Tensor query_start_loc, Tensor seq_lens, "
+    "Tensor block_tables, float scale, int? window, float? soft_cap, Tensor? sinks, "
+    "Tensor(a!) out, str instructions",
+)
+def paged_attention(
+    q: torch.Tensor,
+    storage: torch.Tensor,
+    layer: int,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor,
+    instructions: str,
+) -> None:
+    """Attend from checked queries to one layer of a cache's storage into `out`."""
+    num_tokens, q_heads, head_dim = q.shape
+    invalid = library_named(instructions).octavo_paged_attention(
+        _cache_shape(storage, head_dim),
+        ctypes.byref(
+            _Batch(
+                query_start_loc.data_ptr(),
+                seq_lens.data_ptr(),
+                block_tables.data_ptr(),
+                *block_tables.shape,
+                num_tokens,
+            )
+        ),
+        *(q.data_ptr(), out.data_ptr()),
+        *_layer_pointers(storage, layer),
+        None if sinks is None else sinks.data_ptr(),
+        q_heads // storage.shape[3],
+        strides_of(q.stride(0), out.stride(0)),
+        *(scale, soft_cap or 0.0, window or 0),
+        torch.get_num_threads(),
+    )
+    if invalid >= 0:
+        raise metadata_error(invalid, num_tokens, len(storage))
+
+
+@functools.cache
+def library_named(instructions: str) -> ctypes.CDLL:
+    """Return the native library by the name of its instruction set, which a graph can hold."""
+    return load_library(next(x for x in INSTRUCTION_SETS if x.name == instructions))
+
+
+def _cache_shape(storage: torch.Tensor, head_dim: int) -> "ctypes._CArgObject":
+    num_blocks, _, _, kv_heads, elements = storage.shape
+    return ctypes.byref(
+        _CacheShape(
+            element_code(storage.dtype),
+            *(kv_heads, head_dim, elements // head_dim, num_blocks, storage.stride(0)),
+        )
+    )
+
+
+def _layer_pointers(storage: torch.Tensor, layer: int) -> tuple[int, int]:
+    """Return where the keys and the values of one layer begin."""
+    if not 0 <= layer < storage.shape[1]:
+        raise IndexError(f"layer is {layer} but the cache has {storage.shape[1]}")
+    _, layer_stride, kind_stride, _, _ = storage.stride()
+    keys = storage.data_ptr() + layer * layer_stride * storage.element_size()
+    return keys, keys + kind_stride * storage.element_size()
+
+
+def _slot_error(name: str, slot: int, storage: torch.Tensor, head_dim: int) -> IndexError:
+    return IndexError(
+        f"{name}: slot {slot} is past the cache of {len(storage)} blocks of "
+        f"{storage.shape[4] // head_dim}"
+    )
