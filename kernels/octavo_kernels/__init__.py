@@ -16,6 +16,7 @@ from octavo_kernels.gather_blocks import (
     scatter_blocks_reference,
 )
 from octavo_kernels.gelu_and_mul import gelu_and_mul, gelu_and_mul_reference
+from octavo_kernels.linear import linear, linear_reference
 from octavo_kernels.rms_norm import (
     add_rms_norm,
     add_rms_norm_reference,
@@ -38,6 +39,8 @@ __all__ = [
     "gather_blocks_reference",
     "gelu_and_mul",
     "gelu_and_mul_reference",
+    "linear",
+    "linear_reference",
     "make_attention_backend",
     "rms_norm",
     "rms_norm_reference",

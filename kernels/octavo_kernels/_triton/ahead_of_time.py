@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 from octavo_kernels._launch import Architecture
 
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+_MATRIX_INSTRUCTION = re.compile(r"(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)\.\S+|v_mfma_\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ class Resources:
     """Of a thread, in device memory: registers that did not suffice are spilled there."""
     shared_bytes: int
     """Of a program."""
+    matrix_instructions: frozenset[str]
+    """Names of the instructions that multiply matrices, with the sizes of their operands."""
 
 
 def compile_case(case: KernelCase, architecture: Architecture) -> Resources:
@@ -90,7 +93,9 @@ def compile_case(case: KernelCase, architecture: Architecture) -> Resources:
     )
     usage = _amd_usage if isinstance(architecture, str) else _nvidia_usage
     registers, stack = usage(compiled.asm)
-    return Resources(registers, stack, compiled.metadata.shared)
+    text = compiled.asm["amdgcn" if isinstance(architecture, str) else "ptx"]
+    instructions = frozenset(_MATRIX_INSTRUCTION.findall(text))
+    return Resources(registers, stack, compiled.metadata.shared, instructions)
 
 
 def _target(architecture: Architecture) -> GPUTarget:

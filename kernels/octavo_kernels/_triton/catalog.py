@@ -14,6 +14,7 @@ from octavo_kernels._launch import COMPILED_ARCHITECTURES, Architecture
 from octavo_kernels._triton import (
     apply_rope,
     gated,
+    linear,
     move_blocks,
     paged_attention,
     rms_norm,
@@ -21,7 +22,7 @@ from octavo_kernels._triton import (
 )
 from octavo_kernels._triton.ahead_of_time import KernelCase, Resources, compile_case
 
-_FAMILIES = (rms_norm, apply_rope, gated, write_kv_cache, move_blocks, paged_attention)
+_FAMILIES = (rms_norm, apply_rope, gated, write_kv_cache, move_blocks, linear, paged_attention)
 _DTYPES = ("fp32", "bf16", "fp16")
 
 Usage = dict[str, dict[Architecture, Resources]]

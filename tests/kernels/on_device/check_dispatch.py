@@ -55,3 +55,12 @@ def test_rope(interleaved, device, as_on_a_gpu, assert_near):
     expected = octavo_kernels.apply_rope_reference(*arguments, interleaved=interleaved)
     assert_near(actual[0].cpu(), expected[0])
     assert_near(actual[1].cpu(), expected[1])
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear(has_bias, device, as_on_a_gpu, assert_near):
+    as_on_a_gpu("linear")
+    arguments = (torch.randn(3, 40), torch.randn(7, 40), torch.randn(7) if has_bias else None)
+    on_device = (None if tensor is None else tensor.to(device) for tensor in arguments)
+    actual = octavo_kernels.linear(*on_device)
+    assert_near(actual.cpu(), octavo_kernels.linear_reference(*arguments))

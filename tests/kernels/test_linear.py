@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from octavo_kernels import linear, linear_reference
+
+pytestmark = pytest.mark.kernels
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 33])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_it_is_the_product_with_the_transposed_weight_in_float64(rows, has_bias, dtype):
+    x, weight, bias = torch.randn(rows, 100), torch.randn(15, 100), torch.randn(15)
+    x, weight, bias = (tensor.to(dtype) for tensor in (x, weight, bias))
+    expected = x.double() @ weight.double().T + (bias.double() if has_bias else 0)
+    actual = linear(x, weight, bias if has_bias else None)
+    assert actual.dtype == dtype
+    # One rounding of the result, and of some hundred sums in float32.
+    relative = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
+    torch.testing.assert_close(actual.double(), expected, atol=2e-5, rtol=relative)
+
+
+def test_rows_may_be_slices_and_out_is_filled(dtype, make_poisoned):
+    wide = make_poisoned(5, 40, dtype=dtype)
+    x, weight = wide[:, 3:36], torch.randn(12, 33).to(dtype)
+    x.copy_(torch.randn(5, 33))
+    whole = make_poisoned(5, 20, dtype=dtype)
+    out = whole[:, 4:16]
+    assert linear(x, weight, out=out) is out
+    assert torch.equal(out, linear_reference(x, weight))
+    assert bool(whole[:, :4].isnan().all())
+    assert bool(whole[:, 16:].isnan().all())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.ones(4)}, r"^linear: x has shape \[4\] but must be \[any, any\]$"),
+        ({"x": torch.ones(3, 4).long()}, "^linear: x is torch.int64 but must be torch.float32 or"),
+        ({"x": torch.ones(4, 3).T}, r"^linear: x has strides \[1, 3\] but its last 1 dimension"),
+        (
+            {"weight": torch.ones(5, 3)},
+            r"^linear: weight has shape \[5, 3\] but must be",
+        ),
+        ({"weight": torch.ones(5, 4).half()}, "^linear: weight is torch.float16 on cpu but must"),
+        (
+            {"weight": torch.ones(5, 6)[:, :4]},
+            r"^linear: weight has strides \[6, 1\] but its last",
+        ),
+        ({"bias": torch.ones(4)}, r"^linear: bias has shape \[4\] but must be \[5\]$"),
+        ({"out": torch.ones(3, 4)}, r"^linear: out has shape \[3, 4\] but must be \[3, 5\]$"),
+    ],
+)
+def test_what_it_does_not_take_is_refused(change, message):
+    arguments = {"x": torch.ones(3, 4), "weight": torch.ones(5, 4), "bias": None, "out": None}
+    with pytest.raises(ValueError, match=message):
+        linear(**(arguments | change))
