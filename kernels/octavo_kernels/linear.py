@@ -1,16 +1,20 @@
 """Linear layer: y = x @ W^T + b, summed in float32 and rounded once.
 
-On a GPU the bits of a row do not depend on how many rows there are, nor on what they hold, which
-torch's own product, choosing its routine by the number of rows, does not promise. Knows nothing of
-layers or models, nor of how a CPU packs its weights.
+The bits of a row depend neither on how many rows there are nor on what they hold. Torch's own
+product does not promise that, for it chooses its routine by the number of rows; so where no kernel
+serves, it is given the same number of rows each time. Knows nothing of layers or models, nor of how
+a CPU packs its weights.
 """
 
 import torch
+import torch.nn.functional as F
 
 from octavo_kernels._check import check_tensor
-from octavo_kernels._choice import gpu_capability
+from octavo_kernels._choice import gpu_capability, wants_reference
 from octavo_kernels._linear_launch import choose_linear
 from octavo_kernels._register import register
+
+_TILE_ROWS = 32
 
 
 def linear_reference(
@@ -18,7 +22,7 @@ def linear_reference(
 ) -> torch.Tensor:
     """Multiply x [rows, in] by weight [out, in] transposed, and add bias [out]."""
     wide = None if bias is None else bias.float()
-    return torch.nn.functional.linear(x.float(), weight.float(), wide).to(x.dtype)
+    return F.linear(x.float(), weight.float(), wide).to(x.dtype)
 
 
 def linear(
@@ -28,7 +32,7 @@ def linear(
     *,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Multiply rows by a weight; on a GPU, whatever the other rows are, to the same bits.
+    """Multiply rows by a weight, each to the same bits whatever the others are.
 
     Args:
         x: [rows, in], float32, bfloat16 or float16, rows contiguous, apart from each other as they
@@ -61,10 +65,24 @@ def _linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
 ) -> None:
     """Compute `linear` of checked tensors into `out`."""
+    if wants_reference():
+        out.copy_(linear_reference(x, weight, bias))
+        return
     capability = gpu_capability(x)
     if capability is None:
-        out.copy_(linear_reference(x, weight, bias))
+        _multiply_tiles(x, weight, bias, out)
         return
     from octavo_kernels._triton.linear import launch_linear
 
     launch_linear(x, weight, bias, out, choose_linear(x.element_size(), capability))
+
+
+def _multiply_tiles(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> None:
+    """Multiply a fixed number of rows at a time by torch's own product, the last ones padded."""
+    rows = x.shape[0]
+    padded = F.pad(x, (0, 0, 0, -rows % _TILE_ROWS))
+    for first in range(0, rows, _TILE_ROWS):
+        product = F.linear(padded[first : first + _TILE_ROWS], weight, bias)
+        out[first : first + _TILE_ROWS] = product[: rows - first]

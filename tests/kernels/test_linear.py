@@ -26,9 +26,27 @@ def test_rows_may_be_slices_and_out_is_filled(dtype, make_poisoned):
     whole = make_poisoned(5, 20, dtype=dtype)
     out = whole[:, 4:16]
     assert linear(x, weight, out=out) is out
-    assert torch.equal(out, linear_reference(x, weight))
+    assert torch.equal(out, linear(x.contiguous(), weight))
     assert bool(whole[:, :4].isnan().all())
     assert bool(whole[:, 16:].isnan().all())
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("sizes", [(576, 960), (1536, 576), (33, 50)])
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(sizes, has_bias, dtype):
+    in_features, out_features = sizes
+    x, weight = torch.randn(100, in_features).to(dtype), torch.randn(sizes[::-1]).to(dtype)
+    bias = torch.randn(out_features).to(dtype) if has_bias else None
+    whole = linear(x, weight, bias)
+    for rows in (slice(0, 1), slice(3, 5), slice(7, 41), slice(68, 100)):
+        assert torch.equal(linear(x[rows], weight, bias), whole[rows])
+
+
+def test_the_reference_agrees_with_it_to_the_bit_where_sums_are_exact(dtype):
+    x, weight, bias = torch.randn(5, 70), torch.randn(9, 70), torch.randn(9)
+    arguments = [tensor.to(dtype) for tensor in (x, weight, bias)]
+    arguments = [(tensor * 2).round() / 2 for tensor in arguments]
+    assert torch.equal(linear(*arguments), linear_reference(*arguments))
 
 
 @pytest.mark.parametrize(
