@@ -18,7 +18,8 @@ from octavo.scheduling_params import SCHEDULING_KEYS
 
 MAX_N = 128
 MAX_STOP_STRINGS = 256
-MAX_STOP_STRING_LENGTH = 1024
+#: Characters of all stop strings together: looking for them takes memory and time for each.
+MAX_STOP_CHARACTERS = 16_384
 MAX_STOP_TOKEN_IDS = 256
 
 _INT32_MAX = 2**31 - 1
@@ -26,9 +27,8 @@ _POSITIVE = f"an integer from 1 to {_INT32_MAX:,}"
 
 #: Keys of the contract that a later version will take; refused rather than ignored.
 UNSUPPORTED_KEYS = frozenset(
-    """include_stop_str_in_output repetition_penalty presence_penalty frequency_penalty logit_bias
-    allowed_token_ids bad_words logprobs prompt_logprobs skip_special_tokens
-    spaces_between_special_tokens structured_outputs lora_name beam_width length_penalty""".split()
+    """repetition_penalty presence_penalty frequency_penalty logit_bias allowed_token_ids bad_words
+    logprobs prompt_logprobs structured_outputs lora_name beam_width length_penalty""".split()
 )
 
 
@@ -62,6 +62,12 @@ class SamplingParams:
     """Generation ends with any of these ids."""
     ignore_eos: bool = False
     """Go on past the model's own end-of-text ids."""
+    include_stop_str_in_output: bool = False
+    """The text ends with the stop string, or with the text of the token that ended it."""
+    skip_special_tokens: bool = True
+    """Special tokens, such as end-of-text, give no text."""
+    spaces_between_special_tokens: bool = True
+    """Keep the space that some tokenizers put between two special tokens, if these give text."""
     return_logprob: bool = False
     """Report the log-probability of each sampled token (before temperature and filters)."""
 
@@ -87,12 +93,14 @@ class SamplingParams:
             raise InvalidRequest(
                 f"stop has {len(self.stop):,} strings but at most {MAX_STOP_STRINGS} are allowed"
             )
-        for text in self.stop:
-            if not 0 < len(text) <= MAX_STOP_STRING_LENGTH:
-                raise InvalidRequest(
-                    f"stop has a string of {len(text):,} characters; "
-                    f"allowed are 1 to {MAX_STOP_STRING_LENGTH:,}"
-                )
+        if "" in self.stop:
+            raise InvalidRequest("stop has an empty string but each must have a character")
+        num_characters = sum(map(len, self.stop))
+        if num_characters > MAX_STOP_CHARACTERS:
+            raise InvalidRequest(
+                f"stop has {num_characters:,} characters in all but at most "
+                f"{MAX_STOP_CHARACTERS:,} are allowed"
+            )
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequest(
                 f"stop_token_ids has {len(self.stop_token_ids):,} ids "

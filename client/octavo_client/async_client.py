@@ -140,7 +140,9 @@ class AsyncClient:
         """Send one request and return its answer as it grows; arguments as in `Client.stream`.
 
         Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `max_tokens`,
-        `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`, and of scheduling `priority`,
+        `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
+        `include_stop_str_in_output`, `skip_special_tokens`,
+        `spaces_between_special_tokens`, and of scheduling `priority`,
         `deadline_ms`, `tenant`, `cache_salt`.
         """
         request = encode_request(self.model, Prompt(prompt, messages, input_ids), True, params)
@@ -158,7 +160,9 @@ class AsyncClient:
         """Send one request, wait for all of it and return it; as `Client.generate`.
 
         Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `max_tokens`,
-        `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`, and of scheduling `priority`,
+        `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
+        `include_stop_str_in_output`, `skip_special_tokens`,
+        `spaces_between_special_tokens`, and of scheduling `priority`,
         `deadline_ms`, `tenant`, `cache_salt`.
         """
         request = encode_request(self.model, Prompt(prompt, messages, input_ids), False, params)

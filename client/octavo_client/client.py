@@ -144,8 +144,10 @@ class Client:
             input_ids: the prompt as token ids.
             timeout_s: overrides the client's; `math.inf` lifts it.
             params: `n`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `max_tokens`,
-                `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`, and of scheduling
-                `priority`, `deadline_ms`, `tenant`, `cache_salt`.
+                `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
+                `include_stop_str_in_output`, `skip_special_tokens`,
+                `spaces_between_special_tokens`, and of scheduling `priority`,
+                `deadline_ms`, `tenant`, `cache_salt`.
 
         Raises:
             OctavoClientError: here if the request cannot be sent, else from the iterator.
@@ -167,7 +169,9 @@ class Client:
         With `n` above 1 its `answers` are n; what it has by itself is of the first.
 
         Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `max_tokens`,
-        `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`, and of scheduling `priority`,
+        `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
+        `include_stop_str_in_output`, `skip_special_tokens`,
+        `spaces_between_special_tokens`, and of scheduling `priority`,
         `deadline_ms`, `tenant`, `cache_salt`.
         """
         request = encode_request(self.model, Prompt(prompt, messages, input_ids), False, params)

@@ -33,30 +33,23 @@ def _byte_level() -> Tokenizer:
     return _wrap(backend)
 
 
-def _sentencepiece(decoder: Any) -> Tokenizer:
-    words = [*_WORDS, "▁", "▁▁", "▁hello", "▁a", "", *_BYTES]
-    backend = Backend(
-        models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="a")
-    )
-    backend.decoder = decoder
-    return _wrap(backend)
+_SENTENCE_PIECES = [*_WORDS, "▁", "▁▁", "▁hello", "▁a", "", *_BYTES]
 
 
 def _llama() -> Tokenizer:
-    return _sentencepiece(
-        decoders.Sequence(
-            [
-                decoders.Replace("▁", " "),
-                decoders.ByteFallback(),
-                decoders.Fuse(),
-                decoders.Strip(" ", 1, 0),
-            ]
-        )
-    )
+    words = {word: index for index, word in enumerate(_SENTENCE_PIECES)}
+    backend = Backend(models.BPE(vocab=words, merges=[], byte_fallback=True))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    return _wrap(backend)
 
 
-def _metaspace() -> Tokenizer:
-    return _sentencepiece(decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]))
+def _unigram() -> Tokenizer:
+    scored = [(word, -1.0) for word in _SENTENCE_PIECES]
+    backend = Backend(models.Unigram(scored, unk_id=0, byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    return _wrap(backend)
 
 
 def _wordpiece() -> Tokenizer:
@@ -75,6 +68,14 @@ def _suffix_bpe() -> Tokenizer:
     return _wrap(backend)
 
 
+def _characters() -> Tokenizer:
+    words = {word: index for index, word in enumerate([*_WORDS, " "])}
+    backend = Backend(models.WordLevel(words, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Fuse()
+    return _wrap(backend)
+
+
 def _no_decoder() -> Tokenizer:
     words = {word: index for index, word in enumerate(_WORDS)}
     return _wrap(Backend(models.WordLevel(words, unk_token="a")))
@@ -83,9 +84,10 @@ def _no_decoder() -> Tokenizer:
 _TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     "byte_level": _byte_level,
     "llama": _llama,
-    "metaspace": _metaspace,
+    "unigram": _unigram,
     "wordpiece": _wordpiece,
     "suffix_bpe": _suffix_bpe,
+    "characters": _characters,
     "no_decoder": _no_decoder,
 }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from octavo.text.detokenizer import IncrementalDetokenizer
 from octavo.text.tokenizer import Tokenizer
 
-KINDS = ["byte_level", "llama", "metaspace", "wordpiece", "suffix_bpe", "no_decoder"]
-WITH_BYTE_TOKENS = ["llama", "metaspace"]
+KINDS = "byte_level llama unigram wordpiece suffix_bpe characters no_decoder".split()
+WITH_BYTE_TOKENS = ["llama", "unigram"]
+JOINED_BY_SPACES = ["wordpiece", "no_decoder"]
 
 
 def ids_of(tokenizer: Tokenizer, *pieces: str) -> list[int]:
@@ -20,9 +22,11 @@ def ids_of(tokenizer: Tokenizer, *pieces: str) -> list[int]:
     return [vocabulary[piece] for piece in pieces]
 
 
-def stream(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> list[str]:
+def stream(
+    tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int], **options: bool
+) -> list[str]:
     """Return the delta of each token, and then what `finish` gives."""
-    detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt, **options)
     return [*(detokenizer.push([token_id]) for token_id in ids), detokenizer.finish()]
 
 
@@ -38,31 +42,56 @@ def draw_ids(data: st.DataObject, tokenizer: Tokenizer) -> list[int]:
     return data.draw(st.lists(any_id))
 
 
-def is_byte(tokenizer: Tokenizer, token_id: int) -> bool:
-    return tokenizer.byte_fallback and (tokenizer.piece(token_id) or "").startswith("<0x")
+def byte_pieces(tokenizer: Tokenizer, data: bytes) -> list[int]:
+    """Return ids of one byte each."""
+    if tokenizer.byte_level:
+        return ids_of(tokenizer, *(bytes_to_unicode()[byte] for byte in data))
+    return ids_of(tokenizer, *(f"<0x{byte:02X}>" for byte in data))
+
+
+def ends_in_a_byte(tokenizer: Tokenizer, prompt: list[int], skip: bool) -> bool:
+    """Whether a character may begin in the prompt and end behind it, or the last id has no text."""
+    piece = tokenizer.piece(prompt[-1], skip)
+    return piece is None or (tokenizer.byte_fallback and piece.startswith("<0x"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(data=st.data())
+@given(data=st.data(), skip=st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_joined_deltas_equal_the_whole_decode(
-    kind: str, data: st.DataObject, tokenizers: dict[str, Tokenizer]
+    kind: str, data: st.DataObject, skip: bool, tokenizers: dict[str, Tokenizer]
 ) -> None:
     tokenizer = tokenizers[kind]
     prompt, ids = draw_ids(data, tokenizer), draw_ids(data, tokenizer)
-    # A character never spans the prompt's end; tested for itself below.
-    while prompt and (tokenizer.piece(prompt[-1]) is None or is_byte(tokenizer, prompt[-1])):
+    # A character that spans the prompt's end is tested for itself below.
+    while prompt and ends_in_a_byte(tokenizer, prompt, skip):
         prompt.pop()
     if kind == "byte_level":
         prompt = []
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=5)))
-    detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt, skip_special_tokens=skip)
     deltas = [
         detokenizer.push(ids[start:end])
         for start, end in zip([0, *cuts], [*cuts, len(ids)], strict=True)
     ]
-    whole = tokenizer.decode(prompt + ids)[len(tokenizer.decode(prompt)) :]
+    whole = tokenizer.decode(prompt + ids, skip)[len(tokenizer.decode(prompt, skip)) :]
     assert "".join([*deltas, detokenizer.finish()]) == whole
+
+
+@pytest.mark.parametrize("kind", ["byte_level", *WITH_BYTE_TOKENS])
+@given(data=st.data(), beginning=st.sampled_from([b"\xc3", b"\xe4\xbd", b"\xf0\x9f\x98"]))
+@settings(max_examples=200, deadline=None)
+def test_behind_half_a_character_comes_what_the_whole_decode_has_beyond_the_prompts(
+    kind: str, data: st.DataObject, beginning: bytes, tokenizers: dict[str, Tokenizer]
+) -> None:
+    tokenizer = tokenizers[kind]
+    prompt = ids_of(tokenizer, "a") + byte_pieces(tokenizer, beginning)
+    first = data.draw(st.lists(st.sampled_from([0x80, 0x98, 0xA9, 0xBF, 0xE4]), max_size=3))
+    ids = byte_pieces(tokenizer, bytes(first)) + draw_ids(data, tokenizer)
+    whole = tokenizer.decode(prompt + ids)
+    pairs = zip(tokenizer.decode(prompt), whole, strict=False)
+    num_shared = len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+    assert "".join(stream(tokenizer, prompt, ids)) == whole[num_shared:]
 
 
 BYTES_THAT_NEARLY_FIT = [0x00, 0x41, 0x80, 0x9F, 0xA0, 0xBF, 0xC0, 0xC3, 0xE0, 0xE4, 0xED, 0xEF]
@@ -108,13 +137,27 @@ def test_a_row_of_byte_tokens_comes_out_when_it_ends(
     assert stream(tokenizer, [], good[:2])[-1] == "��"
 
 
-@pytest.mark.parametrize("kind", WITH_BYTE_TOKENS)
-def test_bytes_of_the_prompt_never_join_those_of_the_first_token(
+@pytest.mark.parametrize("kind", ["byte_level", *WITH_BYTE_TOKENS])
+def test_a_character_that_the_prompt_began_comes_out_when_it_is_finished(
     kind: str, tokenizers: dict[str, Tokenizer]
 ) -> None:
     tokenizer = tokenizers[kind]
-    first, second, third = ids_of(tokenizer, "<0xE4>", "<0xBD>", "<0xA0>")
-    assert "".join(stream(tokenizer, [first], [second, third])) == "��"
+    data = byte_pieces(tokenizer, "你😀".encode())
+    (a,) = ids_of(tokenizer, "a")
+    assert "".join(stream(tokenizer, data[:4], [*data[4:], a])) == "😀a"
+    assert "".join(stream(tokenizer, data[:3], [*data[3:], a])) == "😀a"
+    assert "".join(stream(tokenizer, data[:1], [*data[1:], a])) == "你😀a"
+
+
+@pytest.mark.parametrize("kind", ["byte_level", *WITH_BYTE_TOKENS])
+def test_a_character_that_only_the_prompt_began_is_left_to_the_prompt(
+    kind: str, tokenizers: dict[str, Tokenizer]
+) -> None:
+    tokenizer = tokenizers[kind]
+    prompt = byte_pieces(tokenizer, "你".encode()[:2])
+    (a,) = ids_of(tokenizer, "a")
+    assert stream(tokenizer, prompt, [a, a]) == ["a", "a", ""]
+    assert stream(tokenizer, prompt, []) == [""]
 
 
 @pytest.mark.parametrize("kind", WITH_BYTE_TOKENS)
@@ -152,6 +195,31 @@ def test_special_tokens_and_unknown_ids_give_no_text(
     tokenizer = tokenizers[kind]
     ids = [*ids_of(tokenizer, "<s>", "</s>"), -1, tokenizer.vocab_size, 2**31, 2**40]
     assert stream(tokenizer, [], ids) == [""] * (len(ids) + 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_that_are_kept_have_the_text_of_the_whole_decode(
+    kind: str, tokenizers: dict[str, Tokenizer]
+) -> None:
+    tokenizer = tokenizers[kind]
+    ids = ids_of(tokenizer, "<s>", "a", "</s>", "<s>")
+    space = " " if kind in JOINED_BY_SPACES else ""
+    deltas = stream(tokenizer, [], ids, skip_special_tokens=False)
+    assert deltas == ["<s>", space + "a", space + "</s>", space + "<s>", ""]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_spaces_special_tokens_in_a_row_follow_each_other_at_once(
+    kind: str, tokenizers: dict[str, Tokenizer]
+) -> None:
+    tokenizer = tokenizers[kind]
+    ids = ids_of(tokenizer, "a", "</s>", "<s>", "<s>", "a")
+    space = " " if kind in JOINED_BY_SPACES else ""
+    options = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+    deltas = stream(tokenizer, [], ids, **options)
+    assert deltas == ["a", space + "</s>", "<s>", "<s>", space + "a", ""]
+    skipped = stream(tokenizer, [], ids, spaces_between_special_tokens=False)
+    assert skipped == ["a", "", "", "", space + "a", ""]
 
 
 @pytest.mark.parametrize("kind", ["llama", "wordpiece", "no_decoder"])

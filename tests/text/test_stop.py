@@ -9,7 +9,7 @@ from octavo.text.stop import StopStringFilter
 
 def run(stops: list[str], pieces: list[str]) -> tuple[list[str], bool]:
     """Return what each push lets through, then the rest, and whether a stop was found."""
-    stop_filter = StopStringFilter(stops)
+    stop_filter = StopStringFilter(tuple(stops))
     sent = []
     for piece in pieces:
         text, matched = stop_filter.push(piece)
@@ -51,7 +51,7 @@ def test_text_ends_before_the_first_stop_however_it_is_cut(
 def test_exactly_the_longest_possible_beginning_of_a_stop_is_held_back(
     stops: list[str], pieces: list[str]
 ) -> None:
-    stop_filter = StopStringFilter(stops)
+    stop_filter = StopStringFilter(tuple(stops))
     seen = sent = ""
     for piece in pieces:
         text, matched = stop_filter.push(piece)
@@ -61,6 +61,27 @@ def test_exactly_the_longest_possible_beginning_of_a_stop_is_held_back(
         beginnings = [stop[:size] for stop in stops for size in range(len(stop))]
         held = max((len(part) for part in beginnings if seen.endswith(part)), default=0)
         assert sent == seen[: len(seen) - held]
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=5), max_size=4),
+    st.lists(st.text("abc", max_size=4), max_size=8),
+)
+@settings(max_examples=500, deadline=None)
+def test_an_included_stop_ends_the_text_and_nothing_is_held_back_for_it(
+    stops: list[str], pieces: list[str]
+) -> None:
+    stop_filter = StopStringFilter(tuple(stops), include=True)
+    seen = ""
+    for piece in pieces:
+        text, matched = stop_filter.push(piece)
+        ends = range(len(seen) + 1, len(seen + piece) + 1)
+        end = next((e for e in ends if (seen + piece)[:e].endswith(tuple(stops))), None)
+        assert (text, matched) == ((seen + piece)[len(seen) : end], end is not None)
+        if matched:
+            return
+        seen += piece
+    assert stop_filter.finish() == ""
 
 
 def test_a_stop_split_over_three_deltas_is_found() -> None:
@@ -89,20 +110,28 @@ def test_a_stop_may_hold_any_character() -> None:
 
 
 def test_ignored_text_passes_whole_and_no_stop_that_touches_it_is_found() -> None:
-    stop_filter = StopStringFilter(["END"])
+    stop_filter = StopStringFilter(("END",))
     assert stop_filter.push("one END two E", ignore=True) == ("one END two E", False)
     assert stop_filter.push("ND") == ("ND", False)
     assert stop_filter.push(" END") == (" ", True)
 
 
 def test_text_held_back_comes_out_with_ignored_text() -> None:
-    stop_filter = StopStringFilter(["END"])
+    stop_filter = StopStringFilter(("END",))
     assert stop_filter.push("E") == ("", False)
     assert stop_filter.push("x", ignore=True) == ("Ex", False)
 
 
-@pytest.mark.parametrize("stop", ["a" * 1024, "a" * 1023 + "b"])
+def test_filters_of_the_same_stops_share_what_is_built_from_them() -> None:
+    stops = tuple(f"{number:064}" for number in range(256))
+    first, second = StopStringFilter(stops), StopStringFilter(stops)
+    assert first.push("0" * 63) == ("", False)
+    assert second.push(stops[255]) == ("", True)
+    assert first.push("x") == ("0" * 63 + "x", False)
+
+
+@pytest.mark.parametrize("stop", ["a" * 16_384, "a" * 16_383 + "b"])
 def test_the_longest_stop_costs_constant_time_a_character(stop: str) -> None:
-    stop_filter = StopStringFilter([stop])
+    stop_filter = StopStringFilter((stop,))
     pieces = ["a" * 1023 + "c"] * 200
     assert "".join(stop_filter.push(piece)[0] for piece in pieces) == "".join(pieces)

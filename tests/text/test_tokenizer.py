@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from octavo.errors import ConfigError, InvalidRequest
@@ -138,8 +138,35 @@ def test_a_directory_without_a_tokenizer_is_a_config_error(tmp_path: Path) -> No
         Tokenizer.load(str(tmp_path))
 
 
-def test_a_decoder_that_cannot_be_streamed_exactly_is_refused() -> None:
+UNKNOWABLE = {
+    "ByteLevel, Strip": [decoders.ByteLevel(), decoders.Strip(" ", 0, 1)],
+    "Fuse, ByteLevel": [decoders.Fuse(), decoders.ByteLevel()],
+    "Fuse, Replace": [decoders.Fuse(), decoders.Replace("ab", "c")],
+    "Fuse, Sequence, Strip": [decoders.Fuse(), decoders.Sequence([decoders.Strip(" ", 0, 1)])],
+    "CTC": [decoders.CTC()],
+}
+
+
+@pytest.mark.parametrize("names", UNKNOWABLE)
+def test_a_decoder_that_cannot_be_streamed_exactly_is_refused(names: str) -> None:
     backend = Backend(models.WordLevel({"hi": 0}, unk_token="hi"))
-    backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 0, 1)])
-    with pytest.raises(ConfigError, match="decoder of ByteLevel, Sequence, Strip is not supported"):
+    backend.decoder = decoders.Sequence(UNKNOWABLE[names])
+    shown = names.replace("Sequence, ", "")
+    with pytest.raises(ConfigError, match=f"decoder of {shown} is not supported"):
         Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+def test_truncation_and_padding_of_the_checkpoint_are_left_out() -> None:
+    backend = Backend(models.WordLevel({"hi": 0, "[PAD]": 1}, unk_token="hi"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=5, pad_id=1)
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    assert tokenizer.encode("hi hi hi") == [0, 0, 0]
+
+
+def test_the_longest_token_bounds_how_much_text_a_token_holds(demo_tokenizer: Tokenizer) -> None:
+    length = demo_tokenizer.max_token_length
+    assert length == 81
+    for text in (" " * 10_000, "=" * 10_000, "-" * 10_000, "word " * 2000):
+        assert len(demo_tokenizer.encode(text)) * length >= len(text)

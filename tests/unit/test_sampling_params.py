@@ -42,12 +42,16 @@ GOOD = [
     ("stop", ["b", "a", "b"], ("b", "a")),
     ("stop", [], ()),
     ("stop", ["x"] * 10_000, ("x",)),
+    ("stop", "x" * 16_384, ("x" * 16_384,)),
     ("stop", "\u0000é😀\ud800", ("\u0000é😀\ud800",)),
     ("stop_token_ids", 3, (3,)),
     ("stop_token_ids", ["3", 2, 3.0], (3, 2)),
     ("ignore_eos", True, True),
     ("ignore_eos", "False", False),
     ("ignore_eos", "1", True),
+    ("include_stop_str_in_output", "true", True),
+    ("skip_special_tokens", "0", False),
+    ("spaces_between_special_tokens", False, False),
 ]
 
 BAD = [
@@ -86,8 +90,9 @@ BAD = [
     ("min_tokens", -1, "min_tokens is -1 but must be an integer in [0, 2,147,483,647]"),
     ("stop", 5, "stop is 5 but must be a string or a list of strings"),
     ("stop", ["a", None], "stop is ['a', None] but must be a string or a list of strings"),
-    ("stop", "", "stop has a string of 0 characters; allowed are 1 to 1,024"),
-    ("stop", ["a", "b" * 1025], "stop has a string of 1,025 characters; allowed are 1 to 1,024"),
+    ("stop", "", "stop has an empty string but each must have a character"),
+    ("stop", ["a", "b" * 16_384], "stop has 16,385 characters in all but at most 16,384 are"),
+    ("stop", [str(i) for i in range(10_000)], "stop has 10,000 strings but at most 256 are"),
     ("stop", [str(i) for i in range(257)], "stop has 257 strings but at most 256 are allowed"),
     ("stop_token_ids", [-1], f"stop_token_ids is -1 but must be {STOP_IDS}"),
     ("stop_token_ids", [2**31], f"stop_token_ids is 2147483648 but must be {STOP_IDS}"),
@@ -96,6 +101,9 @@ BAD = [
     ("stop_token_ids", list(range(257)), "stop_token_ids has 257 ids but at most 256 are allowed"),
     ("ignore_eos", "yes", "ignore_eos is 'yes' but must be true or false"),
     ("ignore_eos", 1, "ignore_eos is 1 but must be true or false"),
+    ("include_stop_str_in_output", "on", "include_stop_str_in_output is 'on' but must be true or"),
+    ("skip_special_tokens", 0.0, "skip_special_tokens is 0.0 but must be true or false"),
+    ("spaces_between_special_tokens", [], "spaces_between_special_tokens is [] but must be true"),
 ]
 
 
@@ -148,7 +156,8 @@ def test_an_unknown_key_names_the_nearest_and_lists_the_known():
         SamplingParams.from_mapping({"temprature": 1})
     assert str(caught.value) == (
         "unknown sampling parameter 'temprature'; did you mean 'temperature'? (known: cache_salt, "
-        "deadline_ms, ignore_eos, max_tokens, min_p, min_tokens, n, priority, seed, stop, "
+        "deadline_ms, ignore_eos, include_stop_str_in_output, max_tokens, min_p, min_tokens, n, "
+        "priority, seed, skip_special_tokens, spaces_between_special_tokens, stop, "
         "stop_token_ids, temperature, tenant, top_k, top_p)"
     )
 
@@ -161,7 +170,7 @@ def test_an_unknown_key_names_the_nearest_and_lists_the_known():
 def test_an_unknown_key_of_any_form_is_shown_short(key):
     with pytest.raises(InvalidRequest, match=r"^unknown sampling parameter ") as caught:
         SamplingParams.from_mapping({key: 1})
-    assert len(str(caught.value)) < 250
+    assert len(str(caught.value)) < 700
 
 
 def test_null_means_the_default():
@@ -182,10 +191,13 @@ def test_all_keys_are_read_at_once_and_those_of_scheduling_left_out():
         "stop": ["END", "END"],
         "stop_token_ids": [4, 5],
         "ignore_eos": True,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
     }
     scheduling = {"priority": "wrong", "deadline_ms": -1, "tenant": 5, "cache_salt": []}
     assert SamplingParams.from_mapping(values | scheduling) == SamplingParams(
-        2, 0.5, 3, 0.9, 0.1, 7, 9, 2, ("END",), (4, 5), True
+        2, 0.5, 3, 0.9, 0.1, 7, 9, 2, ("END",), (4, 5), True, True, False, False
     )
 
 

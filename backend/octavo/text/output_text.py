@@ -31,15 +31,22 @@ class TextDelta:
 class OutputText:
     """Turn one answer's tokens into text; nothing may be pushed after a delta with a finish reason.
 
-    A token that ends the answer (end-of-text or a stop id) is counted but has no text. Stop strings
-    that end before the `min_tokens`-th token are passed on as ordinary text.
+    A token that ends the answer (end-of-text or a stop id) is counted but has no text, unless
+    `include_stop_str_in_output` asks for it. Stop strings that end before the `min_tokens`-th token
+    are passed on as ordinary text.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams
     ) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids)
-        self._stops = StopStringFilter(params.stop)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer,
+            prompt_token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        self._shows_stop = params.include_stop_str_in_output
+        self._stops = StopStringFilter(params.stop, include=self._shows_stop)
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
 
@@ -47,7 +54,7 @@ class OutputText:
         self, token_ids: Sequence[int], finish_reason: FinishReason | None = None
     ) -> TextDelta:
         """Take new tokens; `finish_reason` says that they are the last, and why."""
-        silent_tail = finish_reason is FinishReason.STOP
+        silent_tail = finish_reason is FinishReason.STOP and not self._shows_stop
         pieces = []
         for index, token_id in enumerate(token_ids):
             self._num_tokens += 1

@@ -44,17 +44,26 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids
         """Ids that end a text."""
         self._backend = hf.backend_tokenizer
+        # Set once, for while one thread encodes no other may change them.
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._backend.encode_special_tokens = hf.split_special_tokens
         decoder = self._backend.decoder
-        steps = set() if decoder is None else set(_step_types(json.loads(decoder.__getstate__())))
-        self.byte_level = "ByteLevel" in steps
+        steps = [] if decoder is None else [*_decoder_steps(json.loads(decoder.__getstate__()))]
+        names = [step["type"] for step in steps]
+        self.byte_level = "ByteLevel" in names
         """Whether each token is a string of bytes, one to a character."""
-        self.byte_fallback = "ByteFallback" in steps
+        self.byte_fallback = "ByteFallback" in names
         """Whether some tokens are single bytes, spelt `<0xE4>`."""
-        if self.byte_level and steps - {"ByteLevel", "Fuse", "Sequence"}:
-            raise ConfigError(f"tokenizer decoder of {', '.join(sorted(steps))} is not supported")
-        self._special_ids = frozenset(
-            index for index, token in hf.added_tokens_decoder.items() if token.special
-        )
+        if not _can_be_streamed(steps):
+            raise ConfigError(
+                f"the tokenizer's decoder of {', '.join(names)} is not supported: "
+                "what a token reads as must not depend on those that come later"
+            )
+        added = hf.added_tokens_decoder
+        self.added_ids = frozenset(added)
+        """Ids of tokens beside the model's own vocabulary: all special ones, and maybe others."""
+        self._special_ids = frozenset(index for index, token in added.items() if token.special)
 
     @classmethod
     def load(cls, name: str) -> Tokenizer:
@@ -97,9 +106,9 @@ class Tokenizer:
                 f"the prompt has a lone surrogate U+{ord(text[error.start]):04X} at character "
                 f"{error.start:,}; allowed is what UTF-8 can hold"
             ) from None
-        ids: list[int] = self.hf(text, add_special_tokens=add_special_tokens, verbose=False)[
-            "input_ids"
-        ]
+        # Of one text at a time only the batch's method lets other threads run.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -111,9 +120,9 @@ class Tokenizer:
         known = [index for index in token_ids if 0 <= index < 2**32]
         return replace_nul(self._backend.decode(known, skip_special_tokens=skip_special_tokens))
 
-    def piece(self, token_id: int) -> str | None:
-        """Return a token as the vocabulary spells it; None when it is special or does not exist."""
-        if token_id in self._special_ids or not 0 <= token_id < 2**32:
+    def piece(self, token_id: int, skip_special_tokens: bool = True) -> str | None:
+        """Return a token as the vocabulary spells it; None when it is skipped or does not exist."""
+        if not 0 <= token_id < 2**32 or (skip_special_tokens and token_id in self._special_ids):
             return None
         piece: str | None = self._backend.id_to_token(token_id)
         return piece
@@ -127,11 +136,36 @@ class Tokenizer:
                 return token_id
         return None
 
+    @functools.cached_property
+    def max_token_length(self) -> int:
+        """Characters of the longest token as the vocabulary spells it, which is never too short."""
+        return max(map(len, self.hf.get_vocab()))
 
-def _step_types(decoder: dict[str, Any]) -> Iterator[str]:
-    yield decoder["type"]
+
+def _decoder_steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if decoder["type"] != "Sequence":
+        yield decoder
     for step in decoder.get("decoders", ()):
-        yield from _step_types(step)
+        yield from _decoder_steps(step)
+
+
+def _can_be_streamed(steps: list[dict[str, Any]]) -> bool:
+    """Return whether the text of a token never changes with the tokens behind it.
+
+    It may change what it gives at its end (a space after a word), or be a byte of a character.
+    """
+    names = [step["type"] for step in steps]
+    if "ByteLevel" in names:
+        return names[0] == "ByteLevel" and set(names[1:]) <= {"Fuse"}
+    if "CTC" in names or any(step.get("stop") for step in steps):
+        return False  # tokens that repeat the one before are dropped, or the end is stripped
+    # Behind a fuse all text is one piece, in which a step may find what spans several tokens.
+    fused = steps[names.index("Fuse") + 1 :] if "Fuse" in names else []
+    return all(
+        step["type"] in ("Fuse", "Strip")
+        or (step["type"] == "Replace" and len(step["pattern"].get("String", "")) == 1)
+        for step in fused
+    )
 
 
 def _checkpoint_eos(name: str) -> frozenset[int]:
