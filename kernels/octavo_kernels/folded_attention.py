@@ -16,60 +16,61 @@ from typing import NamedTuple
 
 import torch
 
-from octavo_kernels.attention import (
-    AttentionMetadata,
-    KVCache,
-    KVCacheShape,
-    check_query,
-)
-from octavo_kernels.reference_attention import (
+from octavo_kernels._register import register
+from octavo_kernels._torch_attention import (
     SPLIT,
     Placed,
-    ReferenceAttention,
+    Rows,
     Softmax,
     attend_placed,
+    place,
     score,
     weigh,
 )
+from octavo_kernels.attention import AttentionMetadata, KVCacheShape
+from octavo_kernels.reference_attention import ATTEND_ARGUMENTS, ReferenceAttention
 
 _ROW_STEP = 4  # other numbers of rows are computed by other routines, with other bits
 _MOST_ROWS = 16  # query heads of one KV head that are folded: what `agree` covers
+
+
+@register("folded_paged_attention", ATTEND_ARGUMENTS)
+def _paged_attention(
+    q: torch.Tensor,
+    storage: torch.Tensor,
+    layer: int,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor,
+) -> None:
+    """Attend from checked queries to one layer of a cache's storage into `out`."""
+    softmax = Softmax(scale, window, soft_cap, sinks)
+    keys, values = storage[:, layer].unbind(1)
+    _, block_size, kv_heads, _ = keys.shape
+    folds = q.shape[1] <= _MOST_ROWS * kv_heads
+    decoding = []
+    step = Rows(query_start_loc, seq_lens, block_tables)
+    for placed in place(step, window, len(q), len(storage), block_size):
+        if folds and placed.rows.stop - placed.rows.start == 1:
+            decoding.append(placed)
+        else:
+            out[placed.rows] = attend_placed(q, keys, values, placed, softmax)
+    if decoding:
+        splits = _lay_out(decoding, block_tables, block_size, window)
+        rows = torch.tensor([decoding[i].rows.start for i in splits.order])
+        out[rows] = _attend_folded(q[rows], keys, values, splits, softmax)
 
 
 class FoldedAttention(ReferenceAttention):
     """Attention backend in torch operations, float32 inside, all decoding sequences at once."""
 
     name = "folded torch"
-
-    def paged_attention(
-        self,
-        q: torch.Tensor,
-        cache: KVCache,
-        layer: int,
-        metadata: AttentionMetadata,
-        *,
-        scale: float,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Attend from each row to its sequence; see AttentionBackend."""
-        out = check_query(self.shape, q, window, out, soft_cap, sinks)
-        softmax = Softmax(scale, window, soft_cap, sinks)
-        keys, values = cache.keys[layer], cache.values[layer]
-        folds = q.shape[1] <= _MOST_ROWS * self.shape.num_kv_heads
-        decoding = []
-        for placed in self.place(metadata, window, len(q), cache.num_blocks):
-            if folds and placed.rows.stop - placed.rows.start == 1:
-                decoding.append(placed)
-            else:
-                out[placed.rows] = attend_placed(q, keys, values, placed, softmax)
-        if decoding:
-            splits = _lay_out(decoding, metadata.block_tables, self.shape.block_size, window)
-            rows = torch.tensor([decoding[i].rows.start for i in splits.order])
-            out[rows] = _attend_folded(q[rows], keys, values, splits, softmax)
-        return out
+    _attend = staticmethod(_paged_attention)
 
 
 class _Splits(NamedTuple):
