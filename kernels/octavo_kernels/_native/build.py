@@ -45,7 +45,7 @@ def build_library(instructions: InstructionSet) -> Path:
     openmp = _openmp_arguments()
     version = _run([*compiler, "--version"]).stdout
     fingerprint = _fingerprint([*command, *openmp, version, describe_processor()])
-    library = _cache_directory() / f"octavo_kernels-{instructions.name}-{fingerprint}.so"
+    library = cache_directory() / f"octavo_kernels-{instructions.name}-{fingerprint}.so"
     if not library.exists():
         _compile(command, openmp, library)
     return library
@@ -74,7 +74,7 @@ def _openmp_arguments() -> list[str]:
     return ["-Wl,--as-needed", *runtimes[:1], "-fopenmp"]
 
 
-def _cache_directory() -> Path:
+def cache_directory() -> Path:
     """Return a writable directory for compiled libraries, created if it is missing."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     directory = Path(base) / "octavo" / "kernels"
