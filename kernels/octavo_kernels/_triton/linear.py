@@ -114,7 +114,7 @@ def add_pieces_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < out_features
     total = tl.zeros([COLUMNS], tl.float32)
-    for piece in tl.range(0, pieces, loop_unroll_factor=4):  # loads before sums
+    for piece in range(0, pieces):
         at = (piece * rows + row) * out_features + column
         total += tl.load(parts + at, mask=is_column, other=0.0)
     if HAS_BIAS:

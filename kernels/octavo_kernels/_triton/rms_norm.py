@@ -82,7 +82,10 @@ def launch_rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, config: RowsConfig
 ) -> None:
     """Normalise the rows of x [..., hidden] of up to three dimensions into out."""
-    x, out = (tensor[(None,) * (3 - tensor.dim())] for tensor in (x, out))
+    # Tokens without heads have one each: were `inner` their number, the kernel would be compiled
+    # anew, while requests wait, for the first number of another kind (1, a multiple of 16, others).
+    while x.dim() < 3:
+        x, out = x.unsqueeze(-2), out.unsqueeze(-2)
     outer, inner, hidden = x.shape
     rows = outer * inner
     rms_norm_kernel[(triton.cdiv(rows, config.block_rows),)](
