@@ -6,12 +6,21 @@ for copies, and the positions of one head in it are one piece for who reads them
 Compiled for its targets and checked in the language's interpreter; nothing was measured on a GPU.
 """
 
-import torch
+import functools
+from collections.abc import Sequence
+from dataclasses import astuple
 
-from octavo_kernels._attention_check import check_kv, check_query
+import torch
+from torch.compiler import is_compiling
+
+from octavo_kernels._attention_check import check_kv, check_query, check_rope_and_write
 from octavo_kernels._attention_launch import AttentionConfig, choose_attention
+from octavo_kernels._choice import gpu_capability
+from octavo_kernels._launch import COMPILED_CAPABILITIES, choose_apply_rope
+from octavo_kernels._register import register
 from octavo_kernels._torch_cache import allocate_in_torch, copy_in_torch
-from octavo_kernels._triton.paged_attention import Layer, Scores, launch_paged_attention
+from octavo_kernels._triton.paged_attention import Layer, Rows, Scores, launch_paged_attention
+from octavo_kernels._triton.rope_and_write_kv_cache import launch_rope_and_write_kv_cache
 from octavo_kernels._triton.write_kv_cache import launch_write_kv_cache
 from octavo_kernels.attention import AttentionMetadata, KVCache, KVCacheShape
 
@@ -35,8 +44,7 @@ class TritonAttention:
     ) -> None:
         self.shape = shape
         self._device = device
-        self._config = config
-        self._num_processors = num_processors
+        self._launch = (*astuple(config), num_processors)
 
     @staticmethod
     def supports(shape: KVCacheShape, capability: int) -> bool:
@@ -63,7 +71,30 @@ class TritonAttention:
     ) -> None:
         """Write keys and values into their slots; see AttentionBackend."""
         check_kv("write_kv_cache", self.shape, k, v, slot_mapping)
-        launch_write_kv_cache(k, v, cache.keys[layer], cache.values[layer], slot_mapping)
+        keys, values = _layer_of(cache, layer)
+        _write_kv_cache(k, v, keys, values, slot_mapping)
+
+    def rope_and_write_kv_cache(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        cache: KVCache,
+        layer: int,
+        slot_mapping: torch.Tensor,
+        *,
+        q_out: torch.Tensor | None = None,
+        interleaved: bool = False,
+    ) -> torch.Tensor:
+        """Rotate queries and keys and write keys and values; see AttentionBackend."""
+        q_out = check_rope_and_write(self.shape, (q, k, v), positions, cos_sin, slot_mapping, q_out)
+        keys, values = _layer_of(cache, layer)
+        _rope_and_write_kv_cache(
+            q, k, v, positions, cos_sin, keys, values, slot_mapping, q_out, interleaved
+        )
+        return q_out
 
     def paged_attention(
         self,
@@ -80,16 +111,119 @@ class TritonAttention:
     ) -> torch.Tensor:
         """Attend from each row to its sequence; see AttentionBackend."""
         out = check_query(self.shape, q, window, out, soft_cap, sinks)
-        launch_paged_attention(
+        keys, values = _layer_of(cache, layer)
+        _paged_attention(
             q,
-            Layer(cache.keys[layer], cache.values[layer]),
-            metadata,
-            Scores(scale, window, soft_cap, sinks),
-            self._config,
+            keys,
+            values,
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.block_tables,
+            metadata.max_seq_len,
+            scale,
+            window,
+            soft_cap,
+            sinks,
             out,
-            num_processors=self._num_processors,
+            self._launch,
         )
         return out
+
+
+def _layer_of(cache: KVCache, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return one layer's keys and values, in a graph as views of the one tensor it takes."""
+    if is_compiling():
+        keys, values = cache.storage[:, layer].unbind(1)
+        return keys, values
+    return cache.keys[layer], cache.values[layer]
+
+
+@register(
+    "triton_write_kv_cache",
+    "Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor slot_mapping",
+)
+def _write_kv_cache(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Write checked keys and values into one layer of a cache."""
+    launch_write_kv_cache(k, v, keys, values, slot_mapping)
+
+
+@register(
+    "triton_rope_and_write_kv_cache",
+    "Tensor q, Tensor k, Tensor v, Tensor positions, Tensor cos_sin, Tensor(a!) keys, "
+    "Tensor(b!) values, Tensor slot_mapping, Tensor(c!) q_out, bool interleaved",
+)
+def _rope_and_write_kv_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    q_out: torch.Tensor,
+    interleaved: bool,
+) -> None:
+    """Rotate checked queries and keys, and write keys and values into one layer of a cache."""
+    # None in the language's interpreter, where any architecture's table will do.
+    capability = gpu_capability(q) or COMPILED_CAPABILITIES[0]
+    launch_rope_and_write_kv_cache(
+        (q, k, v, q_out),
+        (keys, values),
+        positions,
+        cos_sin,
+        slot_mapping,
+        choose_apply_rope(cos_sin.shape[1] // 2, capability),
+        interleaved=interleaved,
+    )
+
+
+@register(
+    "triton_paged_attention",
+    "Tensor q, Tensor keys, Tensor values, Tensor query_start_loc, Tensor seq_lens, "
+    "Tensor block_tables, SymInt max_seq_len, float scale, int? window, float? soft_cap, "
+    "Tensor? sinks, Tensor(a!) out, int[] launch",
+)
+def _paged_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    max_seq_len: int,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+    out: torch.Tensor,
+    launch: Sequence[int],
+) -> None:
+    """Attend from checked queries to one layer of a cache into `out`.
+
+    `launch` is the fields of an AttentionConfig, then the GPU's multiprocessors.
+    """
+    *config, num_processors = launch
+    launch_paged_attention(
+        q,
+        Layer(keys, values),
+        Rows(query_start_loc, seq_lens, block_tables, max_seq_len),
+        Scores(scale, window, soft_cap, sinks),
+        _config(*config),
+        out,
+        num_processors=num_processors,
+    )
+
+
+@functools.cache
+def _config(*fields: int) -> AttentionConfig:
+    return AttentionConfig(*fields)
 
 
 def make_triton_attention(

@@ -11,7 +11,36 @@ from octavo_kernels._triton.ahead_of_time import KernelCase
 
 
 @triton.jit
-def _turn_heads(
+def load_angles(cos_sin_ptr, position, half, max_len, HALF: tl.constexpr):
+    """Return the cosines and sines [1, HALF] of a position.
+
+    A position outside the table reads no memory: its angles are NaN.
+    """
+    pair = tl.arange(0, HALF)[None, :]
+    held = (pair < half) & (position >= 0) & (position < max_len)
+    angles = cos_sin_ptr + position * (2 * half) + pair
+    cosine = tl.load(angles, mask=held, other=float("nan"))
+    sine = tl.load(angles + half, mask=held, other=float("nan"))
+    return cosine, sine
+
+
+@triton.jit
+def pair_offsets(half, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Return where in a head the two elements of each pair lie, both [1, HALF]."""
+    pair = tl.arange(0, HALF)[None, :]
+    low_at = 2 * pair if INTERLEAVED else pair
+    return low_at, low_at + (1 if INTERLEAVED else half)
+
+
+@triton.jit
+def turn(low, high, cosine, sine):
+    """Turn pairs in float32; what is fused is said here, so that all kernels give the same bits."""
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    return tl.fma(low, cosine, -(high * sine)), tl.fma(high, cosine, low * sine)
+
+
+@triton.jit
+def turn_heads(
     x_ptr,
     out_ptr,
     first_head,
@@ -27,19 +56,19 @@ def _turn_heads(
 ):
     """Turn a block of heads of one token; copy what lies past the 2 * half turned elements."""
     head = first_head + tl.arange(0, HEADS)[:, None]
-    pair = tl.arange(0, HALF)[None, :]
-    held = (head < num_heads) & (pair < half)
-    low_at = head * head_dim + (2 * pair if INTERLEAVED else pair)
-    high_at = low_at + (1 if INTERLEAVED else half)
-    low = tl.load(x_ptr + low_at, mask=held, other=0.0).to(tl.float32)  # [HEADS, HALF]
-    high = tl.load(x_ptr + high_at, mask=held, other=0.0).to(tl.float32)
-    tl.store(out_ptr + low_at, low * cosine - high * sine, mask=held)
-    tl.store(out_ptr + high_at, high * cosine + low * sine, mask=held)
+    held = (head < num_heads) & (tl.arange(0, HALF)[None, :] < half)
+    low_at, high_at = pair_offsets(half, HALF, INTERLEAVED)
+    at = head * head_dim
+    low = tl.load(x_ptr + at + low_at, mask=held, other=0.0)  # [HEADS, HALF]
+    high = tl.load(x_ptr + at + high_at, mask=held, other=0.0)
+    low, high = turn(low, high, cosine, sine)
+    tl.store(out_ptr + at + low_at, low, mask=held)
+    tl.store(out_ptr + at + high_at, high, mask=held)
     if REST > 0:
         column = 2 * half + tl.arange(0, REST)[None, :]
         kept = (head < num_heads) & (column < head_dim)
-        rest = tl.load(x_ptr + head * head_dim + column, mask=kept)
-        tl.store(out_ptr + head * head_dim + column, rest, mask=kept)
+        rest = tl.load(x_ptr + at + column, mask=kept)
+        tl.store(out_ptr + at + column, rest, mask=kept)
 
 
 @triton.jit
@@ -66,16 +95,11 @@ def apply_rope_kernel(
 ):
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token)
-    pair = tl.arange(0, HALF)[None, :]
-    # A position outside the table reads no memory: its row becomes NaN.
-    held = (pair < half) & (position >= 0) & (position < max_len)
-    angles = cos_sin_ptr + position * (2 * half) + pair
-    cosine = tl.load(angles, mask=held, other=float("nan"))  # [1, HALF]
-    sine = tl.load(angles + half, mask=held, other=float("nan"))
+    cosine, sine = load_angles(cos_sin_ptr, position, half, max_len, HALF)
     q_blocks = tl.cdiv(q_heads, HEADS)
     block = tl.program_id(1)
     if block < q_blocks:
-        _turn_heads(
+        turn_heads(
             q_ptr + token * q_stride,
             q_out_ptr + token * q_out_stride,
             block * HEADS,
@@ -90,7 +114,7 @@ def apply_rope_kernel(
             INTERLEAVED,
         )
     else:
-        _turn_heads(
+        turn_heads(
             k_ptr + token * k_stride,
             k_out_ptr + token * k_out_stride,
             (block - q_blocks) * HEADS,

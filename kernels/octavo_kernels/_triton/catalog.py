@@ -18,11 +18,21 @@ from octavo_kernels._triton import (
     move_blocks,
     paged_attention,
     rms_norm,
+    rope_and_write_kv_cache,
     write_kv_cache,
 )
 from octavo_kernels._triton.ahead_of_time import KernelCase, Resources, compile_case
 
-_FAMILIES = (rms_norm, apply_rope, gated, write_kv_cache, move_blocks, linear, paged_attention)
+_FAMILIES = (
+    rms_norm,
+    apply_rope,
+    gated,
+    write_kv_cache,
+    rope_and_write_kv_cache,
+    move_blocks,
+    linear,
+    paged_attention,
+)
 _DTYPES = ("fp32", "bf16", "fp16")
 
 Usage = dict[str, dict[Architecture, Resources]]

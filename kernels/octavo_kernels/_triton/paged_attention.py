@@ -29,7 +29,6 @@ from octavo_kernels._attention_launch import (
     rows_for,
 )
 from octavo_kernels._triton.ahead_of_time import KernelCase
-from octavo_kernels.attention import AttentionMetadata
 
 _LOG2E = 1.4426950408889634
 
@@ -276,10 +275,19 @@ class Layer(NamedTuple):
     values: torch.Tensor
 
 
+class Rows(NamedTuple):
+    """Where rows and blocks lie; fields as in AttentionMetadata."""
+
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_tables: torch.Tensor
+    max_seq_len: int
+
+
 def launch_paged_attention(
     q: torch.Tensor,
     layer: Layer,
-    metadata: AttentionMetadata,
+    step: Rows,
     scores: Scores,
     config: AttentionConfig,
     out: torch.Tensor,
@@ -288,14 +296,14 @@ def launch_paged_attention(
 ) -> None:
     """Attend from checked q [num_tokens, q_heads, head_dim] to one layer's cache into `out`."""
     num_tokens, q_heads, head_dim = q.shape
-    num_seqs, max_blocks = metadata.block_tables.shape
+    num_seqs, max_blocks = step.block_tables.shape
     if num_tokens == 0 or num_seqs == 0:
         return
     num_blocks, kv_heads, block_size, _ = layer.keys.shape
     group = q_heads // kv_heads
     rows = rows_for(config, group)
     blocks = num_query_blocks(rows, group, num_tokens, num_seqs)
-    num_splits = max(1, triton.cdiv(metadata.max_seq_len, config.split))
+    num_splits = max(1, triton.cdiv(step.max_seq_len, config.split))
     sizes = (num_tokens, q_heads, num_splits)
     split_bytes = num_tokens * q_heads * (head_dim + 2) * 4
     lanes = choose_lanes(config, blocks * kv_heads, num_splits, split_bytes, num_processors)
@@ -315,7 +323,7 @@ def launch_paged_attention(
     sinks = out if sinks is None else sinks
     paged_attention_kernel[(blocks, kv_heads, lanes)](
         *(out, parts, stats, q, *layer, sinks),
-        *(metadata.query_start_loc, metadata.seq_lens, metadata.block_tables),
+        *(step.query_start_loc, step.seq_lens, step.block_tables),
         *(num_seqs, num_tokens, num_blocks, max_blocks, num_splits),
         *(q.stride(0), out.stride(0), layer.keys.stride(0)),
         scale * _LOG2E if cap is None else scale / cap,
@@ -333,7 +341,7 @@ def launch_paged_attention(
     )
     if lanes > 1:
         merge_kernel[(num_tokens, q_heads)](
-            *(out, parts, stats, sinks, metadata.query_start_loc, metadata.seq_lens),
+            *(out, parts, stats, sinks, step.query_start_loc, step.seq_lens),
             *(num_seqs, num_splits, out.stride(0), window or 0),
             num_warps=1,
             **shared,

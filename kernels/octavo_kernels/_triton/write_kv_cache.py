@@ -12,6 +12,18 @@ import triton.language as tl
 from octavo_kernels._triton.ahead_of_time import KernelCase
 
 
+@triton.jit
+def keep_finite(value):
+    """Return values [..., elements] with 0 for what is not finite, and whether a head had any.
+
+    A weight of 0 times a value that is not finite would spoil rows that do not see it. NaN in the
+    key spoils those that do, and only them.
+    """
+    finite = tl.abs(value.to(tl.float32)) < float("inf")
+    spoiled = tl.max((~finite).to(tl.int32), -1, keep_dims=True) > 0
+    return tl.where(finite, value, 0.0), spoiled
+
+
 @triton.jit(do_not_specialize=["num_blocks"])
 def write_kv_cache_kernel(
     k,  # [num_tokens, kv_heads, HEAD_DIM]
@@ -37,12 +49,8 @@ def write_kv_cache_kernel(
     inside = d < HEAD_DIM
     key = tl.load(k + token * k_stride + head * HEAD_DIM + d, mask=inside, other=0.0)
     value = tl.load(v + token * v_stride + head * HEAD_DIM + d, mask=inside, other=0.0)
-    # A weight of 0 times a value that is not finite would spoil rows that do not see it. NaN in the
-    # key spoils those that do, and only them.
-    finite = tl.abs(value.to(tl.float32)) < float("inf")
-    spoiled = tl.max((~finite).to(tl.int32), 0) > 0
+    value, spoiled = keep_finite(value)
     key = tl.where(spoiled, float("nan"), key.to(tl.float32))
-    value = tl.where(finite, value, 0.0)
     place = block * block_stride + (head * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM + d
     tl.store(keys + place, key.to(keys.dtype.element_ty), mask=inside)
     tl.store(values + place, value.to(values.dtype.element_ty), mask=inside)
