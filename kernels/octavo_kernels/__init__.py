@@ -1,6 +1,15 @@
 """Tensor operations of Octavo: for each a plain reference and a fast path for its device."""
 
+from octavo_kernels.apply_penalties import (
+    Penalties,
+    apply_penalties,
+    apply_penalties_reference,
+)
 from octavo_kernels.apply_rope import apply_rope, apply_rope_reference
+from octavo_kernels.apply_token_bitmask import (
+    apply_token_bitmask,
+    apply_token_bitmask_reference,
+)
 from octavo_kernels.attention import (
     NO_BLOCK,
     AttentionBackend,
@@ -16,6 +25,7 @@ from octavo_kernels.gather_blocks import (
     scatter_blocks_reference,
 )
 from octavo_kernels.gelu_and_mul import gelu_and_mul, gelu_and_mul_reference
+from octavo_kernels.greedy import greedy, greedy_reference
 from octavo_kernels.linear import linear, linear_reference
 from octavo_kernels.rms_norm import (
     add_rms_norm,
@@ -23,7 +33,9 @@ from octavo_kernels.rms_norm import (
     rms_norm,
     rms_norm_reference,
 )
+from octavo_kernels.sample import SamplingRows, sample, sample_reference
 from octavo_kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
+from octavo_kernels.token_logprobs import token_logprobs, token_logprobs_reference
 
 __all__ = [
     "NO_BLOCK",
@@ -31,21 +43,33 @@ __all__ = [
     "AttentionMetadata",
     "KVCache",
     "KVCacheShape",
+    "Penalties",
+    "SamplingRows",
     "add_rms_norm",
     "add_rms_norm_reference",
+    "apply_penalties",
+    "apply_penalties_reference",
     "apply_rope",
     "apply_rope_reference",
+    "apply_token_bitmask",
+    "apply_token_bitmask_reference",
     "gather_blocks",
     "gather_blocks_reference",
     "gelu_and_mul",
     "gelu_and_mul_reference",
+    "greedy",
+    "greedy_reference",
     "linear",
     "linear_reference",
     "make_attention_backend",
     "rms_norm",
     "rms_norm_reference",
+    "sample",
+    "sample_reference",
     "scatter_blocks",
     "scatter_blocks_reference",
     "silu_and_mul",
     "silu_and_mul_reference",
+    "token_logprobs",
+    "token_logprobs_reference",
 ]

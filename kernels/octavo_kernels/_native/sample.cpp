@@ -266,7 +266,7 @@ INLINE uint64_t mix(uint64_t state) {
 
 INLINE double uniform_number(int64_t seed, int64_t position) {
     const uint64_t state = mix(seed) + static_cast<uint64_t>(position) * 0x9e3779b97f4a7c15u;
-    return static_cast<double>(mix(state) >> 11) * 0x1p-53;
+    return static_cast<double>(mix(state) >> 12) * 0x1p-52;
 }
 
 int64_t sample_row(const float* row, int64_t size, const Params& params, int64_t index,

@@ -12,13 +12,18 @@ import triton
 
 from octavo_kernels._launch import COMPILED_ARCHITECTURES, Architecture
 from octavo_kernels._triton import (
+    apply_penalties,
     apply_rope,
+    apply_token_bitmask,
     gated,
+    greedy,
     linear,
     move_blocks,
     paged_attention,
     rms_norm,
     rope_and_write_kv_cache,
+    sample,
+    token_logprobs,
     write_kv_cache,
 )
 from octavo_kernels._triton.ahead_of_time import KernelCase, Resources, compile_case
@@ -32,6 +37,11 @@ _FAMILIES = (
     move_blocks,
     linear,
     paged_attention,
+    greedy,
+    sample,
+    token_logprobs,
+    apply_penalties,
+    apply_token_bitmask,
 )
 _DTYPES = ("fp32", "bf16", "fp16")
 
