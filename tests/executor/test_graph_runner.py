@@ -60,12 +60,12 @@ def answer(runner, **options) -> dict[tuple[str, int], list[tuple[int, float]]]:
 
 @pytest.mark.parametrize("mode", ["swap", "recompute"])
 def test_an_engine_answers_the_same_to_the_bit(make_runner, graph_runner, fake_recorder, mode):
-    recorded = fake_recorder.num_replays
+    before = fake_recorder.num_replays
     assert graph_runner.steps_ahead == 1
     answers = answer(graph_runner, preemption_mode=mode)
     assert len(answers) == 14
     assert answers == answer(make_runner(**OPTIONS), preemption_mode=mode)
-    assert fake_recorder.num_replays > recorded + 10
+    assert fake_recorder.num_replays > before + 10
 
 
 def make_step(*shares: tuple[int, int, int]) -> SchedulerOutput:

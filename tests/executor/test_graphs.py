@@ -182,6 +182,45 @@ def test_replayed_steps_have_the_bits_of_steps_that_are_run_and_write_as_they_do
         model.assert_caches_equal()
 
 
+def test_a_step_is_replayed_in_the_smallest_size_that_holds_it(model, build, fake_recorder):
+    model.graphs.record(batch_sizes(MAX_NUM_SEQS))
+    model.prefill(build)
+    used = []
+    for num_seqs in range(1, MAX_NUM_SEQS + 1):
+        before = [capture.num_replays for capture in fake_recorder.captures]
+        model.graphs.run(build(DECODES[:num_seqs]), None)
+        pairs = zip(fake_recorder.captures, before, strict=True)
+        used += [capture.num_rows for capture, count in pairs if capture.num_replays > count]
+    assert used == [1, 2, 4, 4, *[8] * 4, *[16] * 8, *[20] * 4]
+
+
+class LaunchedDecoder:
+    """A decoder that only keeps how it was called."""
+
+    def __init__(self, decoder) -> None:
+        self.spec = decoder.spec
+        self.metadata = []
+
+    def forward(self, token_ids, positions, kv_cache, metadata, logits_rows, out) -> torch.Tensor:
+        self.metadata.append(metadata)
+        return out
+
+
+def test_attention_is_launched_for_the_longest_sequence_whatever_the_step(
+    model, build, staged_inputs, fake_recorder
+):
+    decoder = LaunchedDecoder(model.decoder)
+    graphs = DecodeGraphs(decoder, model.graph_cache, staged_inputs(SIZES), fake_recorder)
+    graphs.record([4, 2])
+    for num_seqs in (1, 2, 3, 4):
+        graphs.run(build(DECODES[:num_seqs]), None)
+    assert {metadata.max_seq_len for metadata in decoder.metadata} == {64}
+    assert {metadata.max_query_len for metadata in decoder.metadata} == {1}
+    shapes = {tuple(metadata.block_tables.shape) for metadata in decoder.metadata}
+    assert shapes == {(4, 8), (2, 8)}
+    assert len({metadata.block_tables.data_ptr() for metadata in decoder.metadata}) == 1
+
+
 def test_a_replay_reads_what_this_step_put_there_and_not_what_one_before_did(model, build):
     model.graphs.record(batch_sizes(MAX_NUM_SEQS))
     model.prefill(build)

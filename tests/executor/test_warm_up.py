@@ -25,10 +25,9 @@ def test_no_step_is_longer_than_a_sequence_may_be():
     assert steps.max_prefill == 50
 
 
-def test_the_other_steps_are_short_and_long_few_and_many():
+def test_sequences_decode_with_short_and_long_contexts_alone_and_together():
     steps = WarmUpSteps(StepSizes(3, 512, 4096, 16))
-    assert [shares(step) for step in steps.others()] == [
-        [(0, 16)],
+    assert [shares(step) for step in steps.decodes()] == [
         [(0, 1)],
         [(2047, 1)],
         [(0, 1)] * 3,
@@ -42,7 +41,7 @@ def test_the_other_steps_are_short_and_long_few_and_many():
 def test_every_step_keeps_to_the_blocks_of_the_small_cache_and_to_the_largest_step(sizes):
     steps = WarmUpSteps(sizes)
     every = [steps.largest(), steps.prefill(steps.min_prefill), steps.prefill(steps.max_prefill)]
-    for step in (*every, *steps.others()):
+    for step in (*every, *steps.decodes()):
         assert step.num_scheduled_tokens <= sizes.max_num_tokens
         for sequence, count, _ in step.scheduled:
             assert sequence.num_computed_tokens + count == sequence.num_tokens

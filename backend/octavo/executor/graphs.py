@@ -155,14 +155,13 @@ class DecodeGraphs:
         )
 
         def work() -> torch.Tensor:
-            return logits.copy_(
-                self._decoder.forward(
-                    placed.token_ids,
-                    placed.positions,
-                    self._kv_cache,
-                    metadata,
-                    placed.logits_rows,
-                )
+            return self._decoder.forward(
+                placed.token_ids,
+                placed.positions,
+                self._kv_cache,
+                metadata,
+                placed.logits_rows,
+                out=logits,
             )
 
         return work
@@ -182,9 +181,11 @@ def batch_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 
 def is_decode(inputs: BatchInputs) -> bool:
-    """Say whether every sequence computes one token and draws one from it; `inputs` on the host."""
-    in_order = torch.arange(len(inputs.token_ids))
-    return inputs.attention.max_query_len == 1 and torch.equal(inputs.logits_rows, in_order)
+    """Say whether every sequence computes one token and draws one from it; `inputs` on the host.
+
+    Only its last row may be drawn from: where each row is, none has another.
+    """
+    return torch.equal(inputs.logits_rows, torch.arange(len(inputs.token_ids)))
 
 
 def pad_decode(inputs: BatchInputs, size: int) -> BatchInputs:

@@ -36,9 +36,13 @@ def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how much memory nobody has, after giving back what torch keeps unused on a GPU."""
+    """Return how much memory nobody has, after giving back what torch keeps unused on a GPU.
+
+    A GPU is waited for, as work under way holds memory.
+    """
     if device.type == "cpu":
         return int(psutil.virtual_memory().available)
+    torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
 

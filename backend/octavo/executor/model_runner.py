@@ -151,9 +151,10 @@ class ModelRunner:
             return self._forward(inputs, drawn, kv_cache)
 
         def run_all() -> None:
-            sample_every_way(run(steps.largest()))
-            for output in steps.others():
+            for output in (steps.largest(), steps.prefill(steps.min_prefill)):
                 sample_every_way(run(output))
+            for output in steps.decodes():
+                run(output)
 
         def prefill_s(num_tokens: int) -> float:
             started_s = time.perf_counter()
@@ -193,10 +194,10 @@ class ModelRunner:
 
     def _describe(self) -> str:
         """Say what was chosen, for the log."""
-        graphs = "no graphs" if self._graphs is None else f"{len(self._graphs.sizes)} decode graphs"
+        graphs = "" if self._graphs is None else f"{len(self._graphs.sizes)} decode graphs, "
         return (
             f"{self._decoder.spec.architecture} on {self._device}, "
-            f"attention {self._decoder.attention.name}, {graphs}, {self.num_blocks:,} KV blocks"
+            f"attention {self._decoder.attention.name}, {graphs}{self.num_blocks:,} KV blocks"
         )
 
     def _measure_costs(self, bytes_per_block: int, prefill_tokens_per_s: float) -> PreemptionCosts:

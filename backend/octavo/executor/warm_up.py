@@ -61,10 +61,9 @@ class WarmUpSteps:
         """Return a step of one prompt, of at most `max_prefill` tokens."""
         return self._step([(0, num_tokens)])
 
-    def others(self) -> Iterator[SchedulerOutput]:
-        """Yield the other steps to run, none of them large."""
+    def decodes(self) -> Iterator[SchedulerOutput]:
+        """Yield steps of sequences that compute one token each."""
         long = min(_LONG_CONTEXT, self._sizes.max_model_len) - 1
-        yield self.prefill(self.min_prefill)
         yield self._step([(0, 1)])
         yield self._step([(long, 1)])
         yield self._step([(0, 1)] * self._sizes.max_num_seqs)

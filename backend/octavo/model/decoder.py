@@ -18,7 +18,6 @@ from octavo_kernels import (
     AttentionMetadata,
     KVCache,
     add_rms_norm,
-    apply_rope,
     rms_norm,
     silu_and_mul,
 )
@@ -83,6 +82,7 @@ class Decoder:
         kv_cache: KVCache,
         metadata: AttentionMetadata,
         logits_rows: torch.Tensor,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute one step and write its keys and values into `kv_cache`.
 
@@ -92,9 +92,10 @@ class Decoder:
             kv_cache: mutated at `metadata.slot_mapping`.
             metadata: describes the same num_tokens tokens.
             logits_rows: [num_samples] int64, the rows whose logits are wanted; may be empty.
+            out: receives the result.
 
         Returns:
-            logits [num_samples, vocab_size] float32.
+            logits [num_samples, vocab_size] float32, `out` if given.
         """
         weights, eps = self.weights, self.spec.rms_norm_eps
         residual = weights.embedding[token_ids]
@@ -106,7 +107,11 @@ class Decoder:
             hidden = layer.down(silu_and_mul(layer.gate_up(hidden)))
             if index < len(next_norms):
                 hidden, residual = add_rms_norm(hidden, residual, next_norms[index], eps)
-        return self._logits(hidden[logits_rows], residual[logits_rows])
+        if out is None:
+            out = hidden.new_empty((len(logits_rows), self.spec.vocab_size), dtype=torch.float32)
+        if len(logits_rows):
+            out.copy_(self._logits(hidden[logits_rows], residual[logits_rows]))
+        return out
 
     def _attend(
         self,
@@ -125,15 +130,15 @@ class Decoder:
         if layer.q_norm is not None and layer.k_norm is not None:
             q = rms_norm(q, layer.q_norm, spec.rms_norm_eps)
             k = rms_norm(k, layer.k_norm, spec.rms_norm_eps)
-        q, k = apply_rope(q, k, positions, self.weights.cos_sin)
-        self.attention.write_kv_cache(k, v, kv_cache, index, metadata.slot_mapping)
+        cos_sin, slots = self.weights.cos_sin, metadata.slot_mapping
+        q = self.attention.rope_and_write_kv_cache(
+            q, k, v, positions, cos_sin, kv_cache, index, slots, q_out=q
+        )
         attended = self.attention.paged_attention(
             q, kv_cache, index, metadata, scale=self._scale, window=spec.windows[index]
         )
         return layer.o(attended.view(num_tokens, -1))
 
     def _logits(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        if hidden.shape[0] == 0:
-            return hidden.new_empty((0, self.spec.vocab_size), dtype=torch.float32)
         normed, _ = add_rms_norm(hidden, residual, self.weights.final_norm, self.spec.rms_norm_eps)
-        return self.weights.lm_head(normed).float()
+        return self.weights.lm_head(normed)
