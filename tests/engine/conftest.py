@@ -62,7 +62,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 class CountingRunner:
     """A runner that counts what the engine has it do, and may seem to have fewer blocks."""
 
-    def __init__(self, runner: Runner, num_blocks: int, num_host_blocks: int) -> None:
+    def __init__(
+        self, runner: Runner, num_blocks: int, num_host_blocks: int, steps_ahead: int
+    ) -> None:
         assert num_blocks <= runner.num_blocks
         assert num_host_blocks <= runner.num_host_blocks
         self.num_blocks = num_blocks
@@ -71,7 +73,7 @@ class CountingRunner:
         self.eos_token_ids = runner.eos_token_ids
         self.max_model_len = runner.max_model_len
         self.window = runner.window
-        self.steps_ahead = runner.steps_ahead
+        self.steps_ahead = steps_ahead
         # Measured costs would make preemptions depend on the machine: swap more than 32 tokens.
         self.costs = PreemptionCosts(
             bytes_per_block=0, copy_bytes_per_s=1.0, copy_latency_s=1.0, prefill_tokens_per_s=16.0
@@ -88,6 +90,9 @@ class CountingRunner:
         counts["blocks out"] += len(copies.swap_out)
         counts["blocks copied"] += len(copies.copies)
         counts["swap-ins"] += len(copies.swap_in)
+        counts["pending tokens"] += sum(
+            item.sequence.num_pending_tokens for item in output.scheduled
+        )
         self.last = output
         logits = self._runner.execute(output, drawn)
         self.after_execute(output)
@@ -182,9 +187,14 @@ def drive() -> Callable[..., EngineDriver]:
     """Make a driver of an engine over a runner, which may seem to have fewer blocks."""
 
     def make(
-        config: EngineConfig, runner: Runner, num_blocks: int, num_host_blocks: int
+        config: EngineConfig,
+        runner: Runner,
+        num_blocks: int,
+        num_host_blocks: int,
+        steps_ahead: int = 0,
     ) -> EngineDriver:
-        return EngineDriver(config, CountingRunner(runner, num_blocks, num_host_blocks))
+        counting = CountingRunner(runner, num_blocks, num_host_blocks, steps_ahead)
+        return EngineDriver(config, counting)
 
     return make
 

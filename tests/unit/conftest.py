@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import pytest
 
@@ -31,6 +33,8 @@ class KVMemory:
         self.device: list[list[int]] = [[] for _ in range(cache.num_blocks)]
         self.host: list[list[int]] = [[] for _ in range(cache.num_host_blocks)]
         self.under_way: dict[int, tuple[BlockPair, ...]] = {}
+        self.drawn: dict[Sequence, list[int]] = {}
+        """What the device knows of pending tokens: their ids, in order."""
 
     def execute(self, output: SchedulerOutput, live: Iterable[Sequence]) -> None:
         """Make the copies, then write the scheduled tokens; swap-ins stay under way."""
@@ -61,7 +65,7 @@ class KVMemory:
 
     def check(self, sequence: Sequence, num_tokens: int) -> None:
         """Compare what the first `num_tokens` slots of its table hold with its own past."""
-        past = _chain(sequence)[:num_tokens]
+        past = self._chain(sequence)[:num_tokens]
         for first in range(0, num_tokens, self.block_size):
             block = sequence.block_table[first // self.block_size]
             expected = past[first : first + self.block_size]
@@ -74,7 +78,7 @@ class KVMemory:
         assert NO_BLOCK not in seen, f"{sequence} misses blocks that its next token sees"
 
     def _write(self, sequence: Sequence, end: int, num_owners: dict[int, int]) -> None:
-        past = _chain(sequence)
+        past = self._chain(sequence)
         for position in range(sequence.num_computed_tokens, end):
             block = sequence.block_table[position // self.block_size]
             assert num_owners[block] == 1, f"{sequence} writes the shared block {block}"
@@ -83,13 +87,20 @@ class KVMemory:
             assert len(slots) == position % self.block_size, (sequence, position)
             slots.append(past[position])
 
+    def _chain(self, sequence: Sequence) -> list[int]:
+        link, past = hash(sequence.request.cache_salt), []
+        named = sequence.token_ids[: sequence.num_named_tokens]
+        for token_id in (*named, *self.drawn.get(sequence, ())):
+            link = hash((link, token_id))
+            past.append(link)
+        return past
 
-def _chain(sequence: Sequence) -> list[int]:
-    link, past = hash(sequence.request.cache_salt), []
-    for token_id in sequence.token_ids:
-        link = hash((link, token_id))
-        past.append(link)
-    return past
+
+class Flight(NamedTuple):
+    """A step that is launched, and what each of its rows draws."""
+
+    output: SchedulerOutput
+    drawn: list[int]
 
 
 class SchedulerDriver:
@@ -111,6 +122,9 @@ class SchedulerDriver:
         self.timings: dict[str, SequenceTiming] = {}
         """Of all that ended by themselves."""
         self.preempted: list[str] = []
+        self.steps_ahead = 0
+        """Steps that stay under way when `run` returns, unless it had nothing to run."""
+        self.under_way: deque[Flight] = deque()
         self._make_sequence = make_sequence
 
     def add(self, name: str, prompt: int | list[int] = 5, **params) -> Sequence:
@@ -124,20 +138,36 @@ class SchedulerDriver:
         return output
 
     def run(self, output: SchedulerOutput, *token_ids: int) -> list[tuple[str, int, int]]:
-        """Finish a planned step; rows draw `token_ids`, then 9.
+        """Launch a planned step, whose rows draw `token_ids`, then 9, and land what must be.
 
         Returns (name, tokens, how many draw) of each sequence in the step.
         """
+        self.launch(output, *token_ids)
+        self.outputs = []
+        while len(self.under_way) > (self.steps_ahead if output.scheduled else 0):
+            self.outputs += self.land()
+        return [(_name(sequence), count, len(draws)) for sequence, count, draws in output.scheduled]
+
+    def launch(self, output: SchedulerOutput, *token_ids: int) -> None:
         self.memory.execute(output, self.scheduler.sequences())
         drawn = [*token_ids, *[9] * len(output.sampling)][: len(output.sampling)]
         self.scheduler.advance(output)
+        self.under_way.append(Flight(output, drawn))
+        for sequence, token_id in zip(output.sampling, drawn, strict=True):
+            self.memory.drawn.setdefault(sequence, []).append(token_id)
+        self.scheduler.check_integrity()
+
+    def land(self) -> list[TokenOutput]:
+        """Land the oldest step, and return what comes out of it, without timing."""
+        output, drawn = self.under_way.popleft()
+        for sequence in output.sampling:
+            del self.memory.drawn[sequence][0]
         outputs = self.scheduler.update(output, tuple(map(SampledToken, drawn)), self.now_s)
-        self.outputs = [each._replace(timing=None) for each in outputs]
         for each in outputs:
             if each.timing is not None:
                 self.timings[_name(each)] = each.timing
         self.scheduler.check_integrity()
-        return [(_name(sequence), count, len(draws)) for sequence, count, draws in output.scheduled]
+        return [each._replace(timing=None) for each in outputs]
 
     def step(self, *token_ids: int) -> list[tuple[str, int, int]]:
         return self.run(self.plan(), *token_ids)

@@ -29,6 +29,7 @@ class Flat:
     starts: list[int] = field(default_factory=lambda: [0])
     seq_lens: list[int] = field(default_factory=list)
     tables: list[list[int]] = field(default_factory=list)
+    pending: list[list[int]] = field(default_factory=list)
 
 
 def build_slowly(output: SchedulerOutput, block_size: int) -> Flat:
@@ -37,7 +38,11 @@ def build_slowly(output: SchedulerOutput, block_size: int) -> Flat:
         sequence = item.sequence
         end = sequence.num_computed_tokens + item.num_scheduled_tokens
         for position in range(sequence.num_computed_tokens, end):
-            flat.token_ids.append(sequence.token_ids[position])
+            if position < sequence.num_named_tokens:
+                flat.token_ids.append(sequence.token_ids[position])
+            else:
+                flat.pending.append([len(flat.token_ids), sequence.pending_row])
+                flat.token_ids.append(0)
             flat.positions.append(position)
             block = sequence.block_table[position // block_size]
             flat.slots.append(block * block_size + position % block_size)
@@ -51,6 +56,7 @@ def build_slowly(output: SchedulerOutput, block_size: int) -> Flat:
 def check(inputs: BatchInputs, flat: Flat) -> None:
     attention = inputs.attention
     assert inputs.token_ids.tolist() == flat.token_ids
+    assert inputs.pending.tolist() == flat.pending
     assert inputs.positions.tolist() == flat.positions
     assert inputs.logits_rows.tolist() == flat.logits_rows
     assert attention.slot_mapping.tolist() == flat.slots
@@ -100,6 +106,7 @@ def test_random_runs_build_what_a_plain_loop_builds(make_scheduler, data):
         max_num_batched_tokens=data.draw(st.integers(5, 20)),
         max_model_len=data.draw(st.integers(3, 40)),
     )
+    driver.steps_ahead = data.draw(st.sampled_from([0, 1]))
     builder = make_builder(driver)
     room = driver.scheduler.limits.max_model_len
     room = min(room, driver.cache.num_blocks * driver.cache.block_size)

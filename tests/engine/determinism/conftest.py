@@ -104,7 +104,13 @@ class ModelUnderTest:
         self._alone: dict[tuple[tuple[int, ...], SamplingParams], Trace] = {}
 
     def driver(
-        self, *, num_blocks: int = 256, num_host_blocks: int = 0, delay: int = 0, **options: Any
+        self,
+        *,
+        num_blocks: int = 256,
+        num_host_blocks: int = 0,
+        delay: int = 0,
+        steps_ahead: int = 0,
+        **options: Any,
     ) -> Any:
         """Make a driver of an engine with these options, whose memory holds NaN."""
         values = {"block_size": 16, "max_num_seqs": 32, "max_num_batched_tokens": 512, **options}
@@ -112,7 +118,7 @@ class ModelUnderTest:
         runner, transfers = self._loaded(config.block_size)
         torch.set_num_threads(self._options["cpu_threads"])  # another model may have changed it
         transfers.forget_all(delay)
-        return self._drive(config, runner, num_blocks, num_host_blocks)
+        return self._drive(config, runner, num_blocks, num_host_blocks, steps_ahead)
 
     def alone(self, prompt: tuple[int, ...], params: SamplingParams, index: int) -> Trace:
         """Return what one request answers alone: the one whose seed is that of `index`."""

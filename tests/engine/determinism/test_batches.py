@@ -54,6 +54,16 @@ def test_each_of_n_answers_is_that_of_a_request_with_its_seed(model):
     model.check(driver)
 
 
+def test_steps_planned_before_the_last_tokens_are_known_change_no_answer(model):
+    driver = model.driver(max_num_batched_tokens=40, max_num_seqs=8, steps_ahead=1)
+    driver.add_all(model.asks)
+    driver.run()
+    num_outputs = sum(map(len, driver.outputs.values()))
+    # All but first tokens are computed, and all of those before they are known, but for last ones.
+    assert driver.counts["pending tokens"] == num_outputs - len(driver.outputs)
+    model.check(driver)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_threads_that_share_the_work_change_no_answer(load_model, dtype):
     demo = load_model("demo", dtype, cpu_threads=2)

@@ -18,8 +18,20 @@ from octavo_kernels.reference_attention import ReferenceAttention
 class SplitByChunk(ReferenceAttention):
     """Reduces keys before the step's first row apart from those of the step; else right."""
 
-    def paged_attention(self, q, cache, layer, metadata, *, scale, window=None, out=None):
-        assert window is None
+    def paged_attention(
+        self,
+        q,
+        cache,
+        layer,
+        metadata,
+        *,
+        scale,
+        window=None,
+        soft_cap=None,
+        sinks=None,
+        out=None,
+    ):
+        assert window is soft_cap is sinks is None
         result = torch.empty_like(q)
         starts, size = metadata.query_start_loc.tolist(), self.shape.block_size
         group = q.shape[1] // self.shape.num_kv_heads

@@ -75,13 +75,21 @@ def check_all_happened():
 
 
 @pytest.mark.parametrize(
-    ("policy", "mode", "block_size"),
-    [("fcfs", "swap", 16), ("priority", "auto", 8), ("fair", "auto", 32)],
+    ("policy", "mode", "block_size", "steps_ahead"),
+    [
+        ("fcfs", "swap", 16, 0),
+        ("priority", "auto", 8, 0),
+        ("fair", "auto", 32, 0),
+        ("fcfs", "auto", 8, 1),
+        ("priority", "swap", 16, 1),
+        ("fair", "auto", 8, 1),
+    ],
 )
 def test_everything_at_once_changes_no_answer(
-    tiny, policy, mode, block_size, run_at_random, check_all_happened
+    tiny, policy, mode, block_size, steps_ahead, run_at_random, check_all_happened
 ):
     driver = tiny.driver(
+        steps_ahead=steps_ahead,
         scheduling_policy=policy,
         preemption_mode=mode,
         block_size=block_size,
@@ -93,6 +101,7 @@ def test_everything_at_once_changes_no_answer(
     )
     run_at_random(driver, tiny.asks, Random(policy), 40)
     check_all_happened(driver)
+    assert bool(driver.counts["pending tokens"]) is bool(steps_ahead)
     tiny.check(driver)
 
 
