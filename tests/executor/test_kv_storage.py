@@ -8,7 +8,12 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.executor.kv_storage import choose_num_blocks, choose_num_host_blocks
+from octavo.executor.kv_storage import (
+    choose_num_blocks,
+    choose_num_host_blocks,
+    free_bytes,
+    peak_bytes,
+)
 from octavo_kernels import KVCacheShape
 
 #: A block of 2 MiB.
@@ -66,3 +71,12 @@ def test_a_kv_cache_too_small_for_one_block_is_refused():
     config = EngineConfig("model", kv_cache_memory_bytes=1000)
     with pytest.raises(ConfigError, match="1,000 bytes for the KV cache hold no block of"):
         choose_num_blocks(config, SHAPE, torch.device("cpu"))
+
+
+def test_on_a_cpu_steps_run_and_need_no_memory_set_aside():
+    runs = []
+    assert peak_bytes(torch.device("cpu"), lambda: runs.append(1)) == 0
+    assert runs == [1]
+    assert 0 < free_bytes(torch.device("cpu")) < psutil.virtual_memory().total
+    config = EngineConfig("model", kv_cache_memory_bytes=5 * SHAPE.bytes_per_block)
+    assert choose_num_blocks(config, SHAPE, torch.device("cpu"), reserved_bytes=1 << 50) == 5
