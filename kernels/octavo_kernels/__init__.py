@@ -27,6 +27,13 @@ from octavo_kernels.gather_blocks import (
 from octavo_kernels.gelu_and_mul import gelu_and_mul, gelu_and_mul_reference
 from octavo_kernels.greedy import greedy, greedy_reference
 from octavo_kernels.linear import linear, linear_reference
+from octavo_kernels.native_layers import (
+    LayerParts,
+    NativeLayers,
+    SharedParts,
+    make_native_layers,
+)
+from octavo_kernels.packed_linear import PackedWeight, pack_weight, packed_linear
 from octavo_kernels.rms_norm import (
     add_rms_norm,
     add_rms_norm_reference,
@@ -43,8 +50,12 @@ __all__ = [
     "AttentionMetadata",
     "KVCache",
     "KVCacheShape",
+    "LayerParts",
+    "NativeLayers",
+    "PackedWeight",
     "Penalties",
     "SamplingRows",
+    "SharedParts",
     "add_rms_norm",
     "add_rms_norm_reference",
     "apply_penalties",
@@ -62,6 +73,9 @@ __all__ = [
     "linear",
     "linear_reference",
     "make_attention_backend",
+    "make_native_layers",
+    "pack_weight",
+    "packed_linear",
     "rms_norm",
     "rms_norm_reference",
     "sample",

@@ -16,8 +16,10 @@ def random_linear(dtype, in_features, out_features, with_bias=True):
     return weight, bias, torch.randn(max(ROW_COUNTS), in_features, generator=generator).to(dtype)
 
 
-@pytest.fixture(params=["packed", "plain"])
+@pytest.fixture(params=["native", "packed", "plain"])
 def layout(request, monkeypatch):
+    if request.param != "native":
+        monkeypatch.setattr(layers, "pack_weight", lambda weight, bias: None)
     if request.param == "plain":
         monkeypatch.setattr(layers, "_pack", lambda weight: None)
     return request.param

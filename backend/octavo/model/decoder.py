@@ -17,7 +17,11 @@ from octavo_kernels import (
     AttentionBackend,
     AttentionMetadata,
     KVCache,
+    LayerParts,
+    NativeLayers,
+    SharedParts,
     add_rms_norm,
+    make_native_layers,
     rms_norm,
     silu_and_mul,
 )
@@ -68,6 +72,7 @@ class Decoder:
         self.weights = weights
         self.attention = attention
         self._scale = spec.head_dim**-0.5
+        self._native = _native_layers(spec, weights, attention, self._scale)
 
     @property
     def max_len(self) -> int:
@@ -97,8 +102,26 @@ class Decoder:
         Returns:
             logits [num_samples, vocab_size] float32, `out` if given.
         """
+        residual = self.weights.embedding[token_ids]
+        if self._native is not None:
+            hidden = self._native(residual, positions, kv_cache, metadata)
+        else:
+            hidden, residual = self._run_layers(residual, positions, kv_cache, metadata)
+        if out is None:
+            out = hidden.new_empty((len(logits_rows), self.spec.vocab_size), dtype=torch.float32)
+        if len(logits_rows):
+            out.copy_(self._logits(hidden[logits_rows], residual[logits_rows]))
+        return out
+
+    def _run_layers(
+        self,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the last layer's output, and the residual stream it is still to be added to."""
         weights, eps = self.weights, self.spec.rms_norm_eps
-        residual = weights.embedding[token_ids]
         hidden = rms_norm(residual, weights.layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in weights.layers[1:]]
         for index, layer in enumerate(weights.layers):
@@ -107,11 +130,7 @@ class Decoder:
             hidden = layer.down(silu_and_mul(layer.gate_up(hidden)))
             if index < len(next_norms):
                 hidden, residual = add_rms_norm(hidden, residual, next_norms[index], eps)
-        if out is None:
-            out = hidden.new_empty((len(logits_rows), self.spec.vocab_size), dtype=torch.float32)
-        if len(logits_rows):
-            out.copy_(self._logits(hidden[logits_rows], residual[logits_rows]))
-        return out
+        return hidden, residual
 
     def _attend(
         self,
@@ -142,3 +161,30 @@ class Decoder:
     def _logits(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         normed, _ = add_rms_norm(hidden, residual, self.weights.final_norm, self.spec.rms_norm_eps)
         return self.weights.lm_head(normed)
+
+
+def _native_layers(
+    spec: ModelSpec, weights: DecoderWeights, attention: AttentionBackend, scale: float
+) -> NativeLayers | None:
+    """Return the layers as one native call, or None where they run operation by operation."""
+    parts = []
+    for layer, window in zip(weights.layers, spec.windows, strict=True):
+        qkv, o = layer.qkv.native, layer.o.native
+        gate_up, down = layer.gate_up.native, layer.down.native
+        if qkv is None or o is None or gate_up is None or down is None:
+            return None
+        parts.append(
+            LayerParts(
+                input_norm=layer.input_norm,
+                qkv=qkv,
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
+                o=o,
+                mlp_norm=layer.mlp_norm,
+                gate_up=gate_up,
+                down=down,
+                window=window,
+            )
+        )
+    shared = SharedParts(eps=spec.rms_norm_eps, scale=scale, cos_sin=weights.cos_sin)
+    return make_native_layers(attention, shared, parts)

@@ -8,16 +8,12 @@
 #include <vector>
 
 #include "attention_tile.h"
+#include "operations.h"
 
 namespace {
 
 constexpr int kSmallestBlock = 8;
 constexpr int64_t kSerialPositions = 1024;  // shorter work is not worth waking a team
-
-struct Batch {
-    const int32_t *query_start_loc, *seq_lens, *block_tables;
-    int64_t num_seqs, max_blocks, num_tokens;
-};
 
 struct Call {
     CacheShape shape;

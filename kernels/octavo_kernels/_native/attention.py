@@ -16,14 +16,18 @@ from octavo_kernels._register import register
 from octavo_kernels.apply_rope import position_error
 
 
-class _CacheShape(ctypes.Structure):
+class CacheShape(ctypes.Structure):
+    """As in kv_cache.h."""
+
     _fields_ = [
         (name, ctypes.c_int64)
         for name in "element kv_heads head_dim block_size num_blocks block_stride".split()
     ]
 
 
-class _Batch(ctypes.Structure):
+class Batch(ctypes.Structure):
+    """As in operations.h."""
+
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("query_start_loc", "seq_lens", "block_tables")],
         *[(name, ctypes.c_int64) for name in ("num_seqs", "max_blocks", "num_tokens")],
@@ -44,7 +48,7 @@ def write_kv_cache(
 ) -> None:
     """Write checked keys and values into one layer of a cache's storage."""
     invalid = library_named(instructions).octavo_write_kv_cache(
-        _cache_shape(storage, k.shape[2]),
+        ctypes.byref(cache_shape(storage, k.shape[2])),
         *(k.data_ptr(), v.data_ptr()),
         *_layer_pointers(storage, layer),
         *(slot_mapping.data_ptr(), k.shape[0]),
@@ -77,7 +81,7 @@ def rope_and_write_kv_cache(
     num_tokens, q_heads, head_dim = q.shape
     max_len, rotary_dim = cos_sin.shape
     invalid = library_named(instructions).octavo_rope_and_write_kv_cache(
-        _cache_shape(storage, head_dim),
+        ctypes.byref(cache_shape(storage, head_dim)),
         *(q.data_ptr(), k.data_ptr(), v.data_ptr(), q_out.data_ptr()),
         *_layer_pointers(storage, layer),
         *(positions.data_ptr(), cos_sin.data_ptr(), slot_mapping.data_ptr()),
@@ -86,10 +90,7 @@ def rope_and_write_kv_cache(
         torch.get_num_threads(),
     )
     if invalid >= 0:
-        name, position = "rope_and_write_kv_cache", int(positions[invalid])
-        if not 0 <= position < max_len:
-            raise position_error(name, position, max_len)
-        raise _slot_error(name, int(slot_mapping[invalid]), storage, head_dim)
+        raise write_error(positions, slot_mapping, invalid, max_len, storage, head_dim)
 
 
 @register(
@@ -115,16 +116,8 @@ def paged_attention(
     """Attend from checked queries to one layer of a cache's storage into `out`."""
     num_tokens, q_heads, head_dim = q.shape
     invalid = library_named(instructions).octavo_paged_attention(
-        _cache_shape(storage, head_dim),
-        ctypes.byref(
-            _Batch(
-                query_start_loc.data_ptr(),
-                seq_lens.data_ptr(),
-                block_tables.data_ptr(),
-                *block_tables.shape,
-                num_tokens,
-            )
-        ),
+        ctypes.byref(cache_shape(storage, head_dim)),
+        ctypes.byref(batch_of(query_start_loc, seq_lens, block_tables, num_tokens)),
         *(q.data_ptr(), out.data_ptr()),
         *_layer_pointers(storage, layer),
         None if sinks is None else sinks.data_ptr(),
@@ -143,13 +136,28 @@ def library_named(instructions: str) -> ctypes.CDLL:
     return load_library(next(x for x in INSTRUCTION_SETS if x.name == instructions))
 
 
-def _cache_shape(storage: torch.Tensor, head_dim: int) -> "ctypes._CArgObject":
+def cache_shape(storage: torch.Tensor, head_dim: int) -> CacheShape:
+    """Return the shape of a cache as native code takes it."""
     num_blocks, _, _, kv_heads, elements = storage.shape
-    return ctypes.byref(
-        _CacheShape(
-            element_code(storage.dtype),
-            *(kv_heads, head_dim, elements // head_dim, num_blocks, storage.stride(0)),
-        )
+    return CacheShape(
+        element_code(storage.dtype),
+        *(kv_heads, head_dim, elements // head_dim, num_blocks, storage.stride(0)),
+    )
+
+
+def batch_of(
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    num_tokens: int,
+) -> Batch:
+    """Return a step's sequences as native code takes them; keeps no tensor alive."""
+    return Batch(
+        query_start_loc.data_ptr(),
+        seq_lens.data_ptr(),
+        block_tables.data_ptr(),
+        *block_tables.shape,
+        num_tokens,
     )
 
 
@@ -160,6 +168,21 @@ def _layer_pointers(storage: torch.Tensor, layer: int) -> tuple[int, int]:
     _, layer_stride, kind_stride, _, _ = storage.stride()
     keys = storage.data_ptr() + layer * layer_stride * storage.element_size()
     return keys, keys + kind_stride * storage.element_size()
+
+
+def write_error(
+    positions: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    invalid: int,
+    max_len: int,
+    storage: torch.Tensor,
+    head_dim: int,
+) -> IndexError:
+    """Return the error of a token whose position or slot is outside."""
+    name, position = "rope_and_write_kv_cache", int(positions[invalid])
+    if not 0 <= position < max_len:
+        return position_error(name, position, max_len)
+    return _slot_error(name, int(slot_mapping[invalid]), storage, head_dim)
 
 
 def _slot_error(name: str, slot: int, storage: torch.Tensor, head_dim: int) -> IndexError:

@@ -17,8 +17,13 @@ from pathlib import Path
 from octavo_kernels._native.processor import InstructionSet, describe_processor
 
 _SOURCE_DIR = Path(__file__).parent
-_SOURCES = ("rowwise.cpp", "kv_cache.cpp", "attention.cpp", "sample.cpp", "logits.cpp")
-_HEADERS = ("vector.h", "elements.h", "kv_cache.h", "rope.h", "attention_tile.h", "logits.h")
+_SOURCES = tuple(
+    f"{name}.cpp" for name in "rowwise kv_cache attention linear layers sample logits".split()
+)
+_HEADERS = tuple(
+    f"{name}.h"
+    for name in "vector elements kv_cache rope attention_tile linear operations logits".split()
+)
 _OPTIONS = (
     "-std=c++17 -O3 -fPIC -shared"
     " -ffp-contract=off"  # the sources choose what is fused, so that bits do not depend on inlining

@@ -1,0 +1,283 @@
+"""All layers of a decoder of the Llama family in one native call, on the CPU.
+
+    hidden -> norm -> qkv -> (norm of q and k) -> rotate -> write -> attention -> o
+           -> add, norm -> gate_up -> silu * up -> down -> add, next norm
+
+The bits are those of this package's operations called one by one; a step of a small model spends
+half its time on the way to them. Knows nothing of embeddings, vocabularies or checkpoints.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from octavo_kernels._attention_check import metadata_error
+from octavo_kernels._check import check_tensor
+from octavo_kernels._native.attention import (
+    Batch,
+    CacheShape,
+    batch_of,
+    cache_shape,
+    library_named,
+    write_error,
+)
+from octavo_kernels._native.library import element_code
+from octavo_kernels.attention import (
+    AttentionBackend,
+    AttentionMetadata,
+    KVCache,
+    KVCacheShape,
+)
+from octavo_kernels.native_attention import NativeAttention
+from octavo_kernels.packed_linear import NativeLinear, PackedWeight
+
+_WRITE = 1  # as Stage in layers.cpp
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        *[
+            (name, ctypes.c_int64)
+            for name in "element hidden inner q_heads rotary_dim max_len interleaved".split()
+        ],
+        ("cos_sin", ctypes.c_void_p),
+        *[(name, ctypes.c_float) for name in ("eps", "scale")],
+    ]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in "input_norm q_norm k_norm mlp_norm".split()],
+        *[(name, NativeLinear) for name in "qkv o gate_up down".split()],
+        ("sinks", ctypes.c_void_p),
+        ("window", ctypes.c_int64),
+        ("soft_cap", ctypes.c_float),
+    ]
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("positions", "slots")],
+        ("batch", Batch),
+        ("cache", CacheShape),
+        *[
+            (name, ctypes.c_void_p)
+            for name in "storage residual hidden heads attended gate_up active".split()
+        ],
+    ]
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """One layer; norms are [size] tensors of the cache's dtype."""
+
+    input_norm: torch.Tensor
+    qkv: PackedWeight
+    """hidden -> queries, then keys, then values of all heads."""
+    q_norm: torch.Tensor | None
+    """[head_dim]; given if and only if `k_norm` is."""
+    k_norm: torch.Tensor | None
+    o: PackedWeight
+    mlp_norm: torch.Tensor
+    gate_up: PackedWeight
+    """hidden -> gate, then up."""
+    down: PackedWeight
+    window: int | None = None
+    """Positions that a row sees, its own included; None for all."""
+    soft_cap: float | None = None
+    sinks: torch.Tensor | None = None
+    """[q_heads] float32, as AttentionBackend.paged_attention takes them."""
+
+
+@dataclass(frozen=True)
+class SharedParts:
+    """What all layers have in common."""
+
+    eps: float
+    """Of all norms."""
+    scale: float
+    """Factor of the scores."""
+    cos_sin: torch.Tensor
+    """[max_len, rotary_dim] float32, as `apply_rope` takes it."""
+    interleaved: bool = False
+
+
+class NativeLayers:
+    """The layers of one decoder, and memory for the largest step so far.
+
+    Args:
+        cache: Of the cache that steps write and read: one that native attention serves.
+        parts: The layers, at least one; their weights packed for the same instructions.
+
+    Raises:
+        ValueError: A shape, dtype, device or stride is not as above.
+    """
+
+    def __init__(
+        self, cache: KVCacheShape, shared: SharedParts, parts: Sequence[LayerParts]
+    ) -> None:
+        first = parts[0]
+        self._cache, self._shared, self._parts = cache, shared, parts
+        self._hidden, self._inner = first.qkv.in_features, first.down.in_features
+        self._heads = first.o.in_features // cache.head_dim
+        self._library = library_named(first.qkv.instructions)
+        for layer in parts:
+            self._check(layer)
+        max_len, rotary_dim = shared.cos_sin.shape
+        self._model = _Model(
+            element_code(cache.dtype),
+            *(self._hidden, self._inner, self._heads, rotary_dim, max_len, shared.interleaved),
+            *(shared.cos_sin.data_ptr(), shared.eps, shared.scale),
+        )
+        self._layers = (_Layer * len(parts))(*map(_native_layer, parts))
+        self._scratch = self._allocate(0)
+
+    def __call__(
+        self,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """Run one step through all layers; mutates `residual`, and `cache` at the step's slots.
+
+        Args:
+            residual: [num_tokens, hidden] of the cache's dtype, contiguous: the embeddings, and
+                afterwards the residual stream to which the result is still to be added.
+            positions: [num_tokens] int64, each in [0, max_len).
+            cache: What the native attention backend allocated for this shape.
+            metadata: Describes the same tokens.
+
+        Returns:
+            The last layer's output [num_tokens, hidden], in memory that the next call overwrites.
+
+        Raises:
+            ValueError: A shape, dtype, device or stride is not as above.
+            IndexError: A position, slot, row or block is outside; see AttentionBackend. Some
+                layers may have been written then.
+        """
+        self._check_step(residual, positions, cache, metadata)
+        num_tokens = len(residual)
+        if num_tokens > len(self._scratch[0]):
+            self._scratch = self._allocate(num_tokens)
+        step = _Step(
+            positions.data_ptr(),
+            metadata.slot_mapping.data_ptr(),
+            batch_of(
+                metadata.query_start_loc, metadata.seq_lens, metadata.block_tables, num_tokens
+            ),
+            cache_shape(cache.storage, self._cache.head_dim),
+            *(cache.storage.data_ptr(), residual.data_ptr()),
+            *[memory.data_ptr() for memory in self._scratch],
+        )
+        invalid = ctypes.c_int64(-1)
+        stage = self._library.octavo_run_layers(
+            ctypes.byref(self._model),
+            *(ctypes.byref(self._layers), len(self._parts)),
+            *(ctypes.byref(step), ctypes.byref(invalid)),
+            torch.get_num_threads(),
+        )
+        if stage == _WRITE:
+            raise write_error(
+                *(positions, metadata.slot_mapping, invalid.value),
+                *(self._model.max_len, cache.storage, self._cache.head_dim),
+            )
+        if stage:
+            raise metadata_error(invalid.value, num_tokens, cache.num_blocks)
+        return self._scratch[0][:num_tokens]
+
+    def _allocate(self, num_tokens: int) -> list[torch.Tensor]:
+        """Return memory for a step: hidden, heads, attended, gate_up and active."""
+        cache = self._cache
+        all_heads = self._heads + 2 * cache.num_kv_heads
+        widths = (
+            self._hidden,
+            all_heads * cache.head_dim,
+            self._heads * cache.head_dim,
+            2 * self._inner,
+            self._inner,
+        )
+        return [torch.empty(num_tokens, width, dtype=cache.dtype) for width in widths]
+
+    def _check(self, layer: LayerParts) -> None:
+        """Raise ValueError unless a layer has the sizes of the first."""
+        head_dim, dtype = self._cache.head_dim, self._cache.dtype
+        q_size, kv_size = self._heads * head_dim, self._cache.num_kv_heads * head_dim
+        sizes = {
+            "qkv": (layer.qkv, self._hidden, q_size + 2 * kv_size),
+            "o": (layer.o, q_size, self._hidden),
+            "gate_up": (layer.gate_up, self._hidden, 2 * self._inner),
+            "down": (layer.down, self._inner, self._hidden),
+        }
+        for name, (weight, inputs, outputs) in sizes.items():
+            given = (weight.in_features, weight.out_features, weight.panels.dtype)
+            if given != (inputs, outputs, dtype):
+                raise ValueError(
+                    f"native_layers: {name} is {given} but must be {(inputs, outputs, dtype)}: "
+                    "inputs, outputs and dtype"
+                )
+        for name in ("input_norm", "mlp_norm"):
+            check_tensor(
+                f"native_layers: {name}", getattr(layer, name), (self._hidden,), dtypes=(dtype,)
+            )
+        for name, norm in (("q_norm", layer.q_norm), ("k_norm", layer.k_norm)):
+            if norm is not None:
+                check_tensor(f"native_layers: {name}", norm, (head_dim,), dtypes=(dtype,))
+        if layer.sinks is not None:
+            check_tensor(
+                "native_layers: sinks", layer.sinks, (self._heads,), dtypes=(torch.float32,)
+            )
+
+    def _check_step(
+        self,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> None:
+        """Raise ValueError unless a step's arguments are as `__call__` wants them."""
+        shape, int64 = self._cache, (torch.int64,)
+        num_tokens = residual.shape[0]
+        check_tensor(
+            "native_layers: residual",
+            residual,
+            (None, self._hidden),
+            dtypes=(shape.dtype,),
+            packed=2,
+        )
+        check_tensor("native_layers: positions", positions, (num_tokens,), dtypes=int64)
+        check_tensor(
+            "native_layers: slot_mapping", metadata.slot_mapping, (num_tokens,), dtypes=int64
+        )
+        elements = shape.head_dim * shape.block_size
+        check_tensor(
+            "native_layers: cache",
+            cache.storage,
+            (None, len(self._parts), 2, shape.num_kv_heads, elements),
+            dtypes=(shape.dtype,),
+            packed=5,
+        )
+
+
+def make_native_layers(
+    attention: AttentionBackend, shared: SharedParts, parts: Sequence[LayerParts]
+) -> NativeLayers | None:
+    """Return the layers for a native backend's cache, or None where another backend serves."""
+    if not isinstance(attention, NativeAttention):
+        return None
+    return NativeLayers(attention.shape, shared, parts)
+
+
+def _native_layer(layer: LayerParts) -> _Layer:
+    norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
+    return _Layer(
+        *map(_pointer, norms),
+        *[weight.native() for weight in (layer.qkv, layer.o, layer.gate_up, layer.down)],
+        *(_pointer(layer.sinks), layer.window or 0, layer.soft_cap or 0.0),
+    )
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
