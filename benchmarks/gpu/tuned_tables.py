@@ -134,7 +134,7 @@ def attention(architecture: Architecture, element_bytes: int) -> list[Tunable]:
         "tile": (16, 32, 64, 128),
         "split": (256, 512, 1024),
         "num_warps": (4, 8),
-        "num_stages": (1, 2, 3, 4),
+        "num_stages": (1, 2, 3, 5),  # 4 runs ahead no further than 3
         "programs_per_processor": (1, 2, 3, 4),
     }
 

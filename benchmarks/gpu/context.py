@@ -1,0 +1,39 @@
+"""What every part of the check is told."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The machine, and how much of it may be used.
+
+    On a CPU everything has tiny sizes: it is how the check itself is tested.
+    """
+
+    device: torch.device
+    quick: bool = False
+    """Fewer cases."""
+    deadline_s: float = float("inf")
+    """Of `time.monotonic`: what has not begun by then is left out."""
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether the kernels of a GPU are checked."""
+        return self.device.type == "cuda"
+
+    @property
+    def is_late(self) -> bool:
+        """Whether nothing more should be begun."""
+        return time.monotonic() > self.deadline_s
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """Types that operations are checked with."""
+        if self.quick:
+            return (torch.bfloat16,)
+        return (torch.float32, torch.bfloat16, torch.float16)

@@ -1,0 +1,160 @@
+"""The part `steps`: whole decode steps of an engine against the bandwidth floor.
+
+No step can be faster than it takes to read all weights once, and each sequence's keys and values,
+at the rate of a copy. The model has random weights, made on the device.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from gpu.ceilings import copy_bytes_per_s
+from gpu.context import Context
+from gpu.engines import Ask, draw_asks, options_of
+from gpu.models import LLAMA_8B, TINY, ModelSize, random_model, weight_bytes
+from gpu.report import Line, Section, Verdict
+from octavo.config import EngineConfig
+from octavo.engine import Engine
+from octavo.executor.model_runner import ModelRunner
+from octavo.request import FinishReason, Request
+from octavo.scheduler.output import SchedulerOutput
+
+_TARGETS = {1: 0.85, 32: 0.75, 256: 0.75}
+"""By sequences of the batch: the floor's share of a step, at least."""
+_WARM_UPS, _STEPS, _REPEATS = 5, 30, 20
+
+
+class RepeatingRunner:
+    """A runner that can run a step's forward pass many times, to time it without the host.
+
+    A forward pass writes what it wrote before, so that nothing notices.
+    """
+
+    def __init__(self, runner: ModelRunner, device: torch.device) -> None:
+        self._runner = runner
+        self._device = device
+        self.repeats = 0
+        """Of the next step alone."""
+        self.forward_s = 0.0
+        """Device time of one forward pass, from the last step that was repeated."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
+        """Run a step; see Runner."""
+        logits = self._runner.execute(output, drawn)
+        if self.repeats:
+            self.forward_s = self._time(output, drawn, self.repeats)
+            self.repeats = 0
+        return logits
+
+    def _time(self, output: SchedulerOutput, drawn: torch.Tensor | None, repeats: int) -> float:
+        if self._device.type == "cpu":
+            started_s = time.perf_counter()
+            for _ in range(repeats):
+                self._runner.execute(output, drawn)
+            return (time.perf_counter() - started_s) / repeats
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        begin.record()
+        for _ in range(repeats):
+            self._runner.execute(output, drawn)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / repeats
+
+
+def steps(context: Context) -> list[Section]:
+    """Time decode steps at each batch size on one engine."""
+    size, length = (LLAMA_8B, 1024) if context.is_gpu else (TINY, 24)
+    batches = (1, 32, 256) if context.is_gpu else (1, 4)
+    ceiling = copy_bytes_per_s(context.device)
+    num_new = _WARM_UPS + _STEPS + 10
+    config = _config(context, max(batches), length + num_new)
+    loaded = ModelRunner(config, load=random_model(size, torch.bfloat16, context.device))
+    runner = RepeatingRunner(loaded, context.device)
+    engine = Engine(config, runner)
+    lines = []
+    for batch in batches:
+        if context.is_late:
+            break
+        # Longer answers than are waited for: none ends while steps are timed.
+        asks = draw_asks([length] * batch, num_new, size.vocab_size, greedy=True)
+        step_s = _time_steps(engine, runner, asks, context.device)
+        lines.append(_line(batch, length, step_s, runner.forward_s, ceiling, size))
+    notes = (
+        f"A random Llama of {size.num_hidden_layers} layers of {size.hidden_size} in bfloat16, "
+        f"contexts of {length:,} tokens, greedy. The floor is the bytes of weights, keys and "
+        f"values at {ceiling / 1e9:,.0f} GB/s. The forward pass is timed by itself, launched over "
+        "and over; the gap is the rest of a step: choosing tokens, and the device waiting.",
+    )
+    heads = ("batch", "step, ms", "tokens/s", "floor, ms", "floor's share", "forward, ms", "gap")
+    return [Section("Decode steps", heads, tuple(lines), notes, is_speed=True)]
+
+
+def _config(context: Context, max_num_seqs: int, longest: int) -> EngineConfig:
+    options = {
+        "model": "random",
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": 4096 if context.is_gpu else 64,
+        "max_model_len": longest,
+        "num_kv_blocks": max_num_seqs * -(-longest // 16) + 1,
+    }
+    return EngineConfig(**options_of(context.device, **options))
+
+
+def _time_steps(
+    engine: Engine, runner: RepeatingRunner, asks: list[Ask], device: torch.device
+) -> float:
+    """Return the seconds of a step in which all sequences decode; ends all requests."""
+    for index, ask in enumerate(asks):
+        engine.add(Request(f"{len(asks)} {index}", ask.prompt, ask.params, time.monotonic()))
+    started: set[str] = set()
+    while len(started) < len(asks):
+        started |= {output.request_id for output in engine.step().outputs}
+    for _ in range(_WARM_UPS):
+        engine.step()
+    runner.repeats = _REPEATS
+    engine.step()
+    _wait(device)
+    started_s = time.perf_counter()
+    for _ in range(_STEPS):
+        engine.step()
+    _wait(device)
+    step_s = (time.perf_counter() - started_s) / _STEPS
+    for index in range(len(asks)):
+        engine.abort(f"{len(asks)} {index}", FinishReason.ABORT)
+    while engine.has_unfinished:
+        engine.step()
+    return step_s
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _line(
+    batch: int, length: int, step_s: float, forward_s: float, ceiling: float, size: ModelSize
+) -> Line:
+    head_dim = size.hidden_size // size.num_attention_heads
+    token_bytes = 4 * size.num_hidden_layers * size.num_key_value_heads * head_dim
+    kv_bytes = batch * (length + _WARM_UPS + _STEPS // 2) * token_bytes
+    floor_s = (weight_bytes(size, 2) + kv_bytes) / ceiling
+    share, target = floor_s / step_s, _TARGETS.get(batch)
+    has_target = target is not None and size is LLAMA_8B
+    wanted = f" (target {target:.0%})" if has_target else ""
+    figures = (
+        f"{step_s * 1e3:.2f}",
+        f"{batch / step_s:,.0f}",
+        f"{floor_s * 1e3:.2f}",
+        f"{share:.0%}{wanted}",
+        f"{forward_s * 1e3:.2f}",
+        f"{max(0.0, 1 - forward_s / step_s):.0%}",
+    )
+    verdict = Verdict.of(share >= (target or 0.0)) if has_target else Verdict.NONE
+    return Line((str(batch), *figures), verdict)

@@ -1,0 +1,52 @@
+"""The parts of the check: what each is called, what it may take, and where it begins.
+
+A part's module is imported when the part runs, for each needs other packages, and one that is
+missing fails its own part alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpu.context import Context
+from gpu.report import Section
+
+Run = Callable[[Context], list[Section]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the check, run in a process of its own."""
+
+    functions: tuple[str, ...]
+    """Its sections come from these, as "module:function"."""
+    budget_s: float
+    """What it may take on a GPU."""
+    what: str
+
+
+PARTS = {
+    "kernels": Part(("correctness:kernels",), 150, "every operation against its reference"),
+    "determinism": Part(
+        ("kernel_determinism:kernel_determinism", "engine_determinism:engine_determinism"),
+        100,
+        "the same bits, of kernels and of engines, however they work",
+    ),
+    "equality": Part(("equality:equality",), 90, "answers as transformers computes them"),
+    "serving": Part(("serving:serving",), 40, "no compilation and no wait after load"),
+    "attention": Part(("attention_speed:attention",), 70, "decode and prefill attention"),
+    "steps": Part(("decode_speed:steps",), 110, "whole decode steps against the floor"),
+    "swap": Part(("swap_speed:swap",), 20, "KV blocks to the host and back"),
+}
+
+
+def run_part(name: str, context: Context) -> list[Section]:
+    """Run one part in this process."""
+    sections = []
+    for place in PARTS[name].functions:
+        module, function = place.split(":")
+        run: Run = getattr(importlib.import_module(f"gpu.{module}"), function)
+        sections += run(context)
+    return sections
