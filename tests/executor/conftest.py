@@ -227,6 +227,7 @@ class FakeRecorder:
         self.captures: list[FakeCapture] = []
 
     def record(self, work: Callable[[], object]) -> FakeCapture:
+        work()
         self.captures.append(FakeCapture(work))
         return self.captures[-1]
 

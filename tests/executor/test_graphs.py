@@ -138,7 +138,10 @@ class Model:
         )
 
     def prefill(self, build) -> None:
-        """Fill both caches with what the sequences of `DECODES` have computed."""
+        """Fill both caches with what the sequences of `DECODES` have computed.
+
+        Before anything is recorded, as when a model is loaded: larger steps may move its memory.
+        """
         self.run(build([(0, num_computed, 1) for num_computed, _, _ in DECODES]))
         self.graph_cache.storage.copy_(self.plain_cache.storage)
 
@@ -171,8 +174,8 @@ def test_recording_writes_to_no_block_and_begins_with_the_largest(model, fake_re
 
 
 def test_replayed_steps_have_the_bits_of_steps_that_are_run_and_write_as_they_do(model, build):
-    model.graphs.record(batch_sizes(MAX_NUM_SEQS))
     model.prefill(build)
+    model.graphs.record(batch_sizes(MAX_NUM_SEQS))
     for num_seqs in range(1, MAX_NUM_SEQS + 1):
         inputs = build(DECODES[:num_seqs])
         replayed = model.graphs.run(inputs, None)
@@ -183,8 +186,8 @@ def test_replayed_steps_have_the_bits_of_steps_that_are_run_and_write_as_they_do
 
 
 def test_a_step_is_replayed_in_the_smallest_size_that_holds_it(model, build, fake_recorder):
-    model.graphs.record(batch_sizes(MAX_NUM_SEQS))
     model.prefill(build)
+    model.graphs.record(batch_sizes(MAX_NUM_SEQS))
     used = []
     for num_seqs in range(1, MAX_NUM_SEQS + 1):
         before = [capture.num_replays for capture in fake_recorder.captures]
@@ -222,8 +225,8 @@ def test_attention_is_launched_for_the_longest_sequence_whatever_the_step(
 
 
 def test_a_replay_reads_what_this_step_put_there_and_not_what_one_before_did(model, build):
-    model.graphs.record(batch_sizes(MAX_NUM_SEQS))
     model.prefill(build)
+    model.graphs.record(batch_sizes(MAX_NUM_SEQS))
     many, few = build(DECODES), build(DECODES[:3])
     expected = [model.run(inputs) for inputs in (many, few)]
     for inputs, logits in zip((many, few, many), (*expected, expected[0]), strict=True):
@@ -231,8 +234,8 @@ def test_a_replay_reads_what_this_step_put_there_and_not_what_one_before_did(mod
 
 
 def test_ids_that_are_still_on_the_device_are_filled_in(model, build):
-    model.graphs.record([4])
     model.prefill(build)
+    model.graphs.record([4])
     inputs = build(DECODES[:3])
     expected = model.run(inputs)
     drawn = torch.stack([torch.tensor(96), *inputs.token_ids.flip(0)])

@@ -66,6 +66,9 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
+    # A graph shares tensors with all others of the device: made here in inference mode, nobody else
+    # could write to them.
+    @torch.inference_mode(False)
     def record(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """Record work of the current stream; see Recorder."""
         current = torch.cuda.current_stream(self._device)
