@@ -43,8 +43,9 @@ class _Sizes:
 
 # Not measured on a device yet. 64 rows are what the matrix instruction of sm_90 takes; a decode
 # step fills few of them, and should still compute faster than memory delivers keys. Tiles are as
-# large as keep the sums of a split and those of the row in registers. Loads that depend on the
-# block table need three stages to run ahead by one tile.
+# large as keep the sums of a split and those of the row in registers. As loads depend on the block
+# table, three stages let them run ahead by one tile, and five by two: with two programs on a
+# multiprocessor of sm_90, 64 KiB of keys and values are on their way to it.
 _HALF: Mapping[Architecture, _Sizes] = {
     80: _Sizes(
         narrow=AttentionConfig(rows=64, tile=32, split=512, num_warps=4, num_stages=2),
@@ -52,14 +53,14 @@ _HALF: Mapping[Architecture, _Sizes] = {
         wide=AttentionConfig(rows=32, tile=16, split=512, num_warps=4, num_stages=3),
     ),
     90: _Sizes(
-        narrow=AttentionConfig(rows=64, tile=64, split=512, num_warps=4, num_stages=3),
-        middle=AttentionConfig(rows=64, tile=32, split=512, num_warps=4, num_stages=3),
-        wide=AttentionConfig(rows=64, tile=16, split=512, num_warps=8, num_stages=3),
+        narrow=AttentionConfig(rows=64, tile=64, split=512, num_warps=4, num_stages=5),
+        middle=AttentionConfig(rows=64, tile=32, split=512, num_warps=4, num_stages=5),
+        wide=AttentionConfig(rows=64, tile=16, split=512, num_warps=8, num_stages=5),
     ),
     100: _Sizes(
-        narrow=AttentionConfig(rows=64, tile=64, split=512, num_warps=4, num_stages=3),
-        middle=AttentionConfig(rows=64, tile=32, split=512, num_warps=8, num_stages=3),
-        wide=AttentionConfig(rows=32, tile=16, split=512, num_warps=4, num_stages=3),
+        narrow=AttentionConfig(rows=64, tile=64, split=512, num_warps=4, num_stages=5),
+        middle=AttentionConfig(rows=64, tile=32, split=512, num_warps=8, num_stages=5),
+        wide=AttentionConfig(rows=32, tile=16, split=512, num_warps=4, num_stages=5),
     ),
 }
 # Products in full float32 run on no matrix unit, and keep their operands in registers. What fits
