@@ -6,6 +6,7 @@ from octavo_kernels._choice import gpu_capability, wants_reference
 from octavo_kernels.attention import AttentionBackend, KVCacheShape
 from octavo_kernels.folded_attention import make_folded_attention
 from octavo_kernels.native_attention import make_native_attention
+from octavo_kernels.numba_attention import make_numba_attention
 from octavo_kernels.reference_attention import ReferenceAttention
 
 
@@ -22,7 +23,9 @@ def make_attention_backend(shape: KVCacheShape, device: torch.device) -> Attenti
 def _make_cpu_attention(shape: KVCacheShape) -> AttentionBackend | None:
     if wants_reference():
         return None
-    return make_native_attention(shape) or make_folded_attention(shape)
+    return (
+        make_native_attention(shape) or make_numba_attention(shape) or make_folded_attention(shape)
+    )
 
 
 def _make_gpu_attention(shape: KVCacheShape, device: torch.device) -> AttentionBackend | None:

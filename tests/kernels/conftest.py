@@ -1,5 +1,6 @@
 """Objects shared by the kernel tests: tolerances, paged caches with poisoned memory, batches."""
 
+import importlib.util
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from octavo_kernels._native.library import native_library
 from octavo_kernels._native.processor import usable_instruction_sets
 from octavo_kernels.folded_attention import FoldedAttention, make_folded_attention
 from octavo_kernels.native_attention import NativeAttention
+from octavo_kernels.numba_attention import NumbaAttention
 from octavo_kernels.reference_attention import ReferenceAttention
 
 CPU = torch.device("cpu")
@@ -80,6 +82,8 @@ def _make_backend(name: str, shape: KVCacheShape) -> AttentionBackend:
         return ReferenceAttention(shape, CPU)
     if name == "folded":
         return FoldedAttention(shape, CPU)
+    if name == "numba":
+        return NumbaAttention(shape, CPU)
     if name == "fast":
         return make_attention_backend(shape, CPU)
     return NativeAttention(shape, _INSTRUCTION_SETS[name])
@@ -87,7 +91,8 @@ def _make_backend(name: str, shape: KVCacheShape) -> AttentionBackend:
 
 # Empty where this machine's products are such that the reference serves instead.
 _FOLDED = ["folded"] if make_folded_attention(KVCacheShape(1, 1, 16, 16, torch.float32)) else []
-# None where native code cannot be had: then "fast" is the reference.
+_WITHOUT_COMPILER = [*_FOLDED, *(["numba"] if importlib.util.find_spec("numba") else [])]
+# None where native code cannot be had: then "fast" is another.
 _INSTRUCTION_SETS = {x.name: x for x in usable_instruction_sets() if native_library() is not None}
 
 
@@ -97,13 +102,13 @@ def native_name(request) -> str:
     return request.param
 
 
-@pytest.fixture(params=["plain", *_FOLDED, *(_INSTRUCTION_SETS or ["fast"])])
+@pytest.fixture(params=["plain", *_WITHOUT_COMPILER, *(_INSTRUCTION_SETS or ["fast"])])
 def any_backend_name(request) -> str:
     """Name the reference, and each other backend of the CPU that this machine can run."""
     return request.param
 
 
-@pytest.fixture(params=["fast", "plain", *_FOLDED])
+@pytest.fixture(params=["fast", "plain", *_WITHOUT_COMPILER])
 def backend_name(request) -> str:
     return request.param
 
@@ -122,6 +127,34 @@ def make_any_backend(any_backend_name):
         return _make_backend(any_backend_name, shape)
 
     return make
+
+
+def dense_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Softmax over gathered keys in float64; q holds the last rows of the sequence."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * q.shape[-1] ** -0.5
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    own = torch.arange(len(k) - len(q), len(k))[:, None]
+    at = torch.arange(len(k))[None]
+    seen = at <= own if window is None else (at <= own) & (at > own - window)
+    scores = scores.masked_fill(~seen, -math.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, len(q), 1)], dim=-1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], v)
+
+
+@pytest.fixture(name="dense_attention")
+def _dense_attention():
+    return dense_attention
 
 
 @dataclass
