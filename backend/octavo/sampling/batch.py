@@ -18,11 +18,11 @@ from octavo.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class RandomRows:
-    """Rows that draw at random; every array is [random_rows], in the order of `rows`."""
+    """How each row of a batch is drawn, of which some are random; every array is [rows]."""
 
-    rows: npt.NDArray[np.int64]
     temperature: npt.NDArray[np.float32]
-    top_k: npt.NDArray[np.int64]
+    """0 for greedy rows."""
+    top_k: npt.NDArray[np.int32]
     """0 means all."""
     top_p: npt.NDArray[np.float32]
     min_p: npt.NDArray[np.float32]
@@ -48,7 +48,6 @@ def build_sampling_batch(
     sequences: Rows[Sequence], ending_token_ids: Callable[[Sequence], frozenset[int]]
 ) -> SamplingBatch:
     """Collect the sampling parameters of `sequences`, one row each, in order."""
-    random = [(row, s) for row, s in enumerate(sequences) if not s.params.greedy]
     masked = (
         (row, tuple(sorted(ending_token_ids(s))))
         for row, s in enumerate(sequences)
@@ -56,23 +55,23 @@ def build_sampling_batch(
     )
     return SamplingBatch(
         num_rows=len(sequences),
-        random=_random_rows(random) if random else None,
+        random=None if all(s.params.greedy for s in sequences) else _random_rows(sequences),
         logprob_rows=tuple(row for row, s in enumerate(sequences) if s.params.return_logprob),
         masked_ids=tuple((row, ids) for row, ids in masked if ids),
     )
 
 
-def _random_rows(pairs: list[tuple[int, Sequence]]) -> RandomRows:
-    params = [sequence.params for _, sequence in pairs]
+def _random_rows(sequences: Rows[Sequence]) -> RandomRows:
+    params = [sequence.params for sequence in sequences]
+    # A greedy request may have no seed.
+    seeds = [0 if p.seed is None else p.seed for p in params]
     return RandomRows(
-        rows=np.array([row for row, _ in pairs], np.int64),
         temperature=np.array([p.temperature for p in params], np.float32),
-        top_k=np.array([max(p.top_k, 0) for p in params], np.int64),
+        top_k=np.array([max(p.top_k, 0) for p in params], np.int32),
         top_p=np.array([p.top_p for p in params], np.float32),
         min_p=np.array([p.min_p for p in params], np.float32),
         seeds=fork_seeds(
-            np.array([p.seed for p in params], np.int64),
-            np.array([sequence.index for _, sequence in pairs], np.int64),
+            np.array(seeds, np.int64), np.array([s.index for s in sequences], np.int64)
         ),
-        positions=np.array([sequence.num_tokens for _, sequence in pairs], np.int64),
+        positions=np.array([sequence.num_tokens for sequence in sequences], np.int64),
     )
