@@ -37,3 +37,7 @@ class Context:
         if self.quick:
             return (torch.bfloat16,)
         return (torch.float32, torch.bfloat16, torch.float16)
+
+    def dtypes_of(self, served: tuple[torch.dtype, ...]) -> tuple[torch.dtype, ...]:
+        """Return those of an operation that serves only some types, one of them at least."""
+        return tuple(dtype for dtype in self.dtypes if dtype in served) or served[:1]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from gpu.context import Context
+from gpu.logit_operations import logit_operations
 from gpu.paths import IMPORTS, ROOT
 from gpu.report import Line, Section, Verdict
 from gpu.row_operations import RowOperation, Tensors, results_of, row_operations
@@ -44,7 +45,8 @@ _ATTENTION_TOLERANCES = {
 def kernels(context: Context) -> list[Section]:
     """Compare everything that runs on the device with its reference."""
     torch.manual_seed(1)
-    lines = [_row_line(operation, context) for operation in row_operations()]
+    operations = [*row_operations(), *logit_operations()]
+    lines = [_row_line(operation, context) for operation in operations]
     lines += [_attention_line(name, context) for name in _ATTENTIONS]
     lines.append(_moves_line(context))
     heads = ("operation", "cases", "largest error, in units of what is allowed")
@@ -56,7 +58,7 @@ def kernels(context: Context) -> list[Section]:
 
 def _row_line(operation: RowOperation, context: Context) -> Line:
     worst, cases = 0.0, 0
-    for dtype in context.dtypes:
+    for dtype in context.dtypes_of(operation.dtypes):
         for num_rows in (1, 7) if context.quick else (1, 7, 63, 129, 1000):
             rows, shared = operation.draw(num_rows, dtype)
             actual = results_of(operation.compute, *_to(context.device, rows, shared))
@@ -162,10 +164,10 @@ def _pytest_section(context: Context) -> Section:
 
 def _run_pytest(context: Context) -> str:
     """Return what pytest prints of each test; what runs out of time has no line."""
-    # Neither the project's configuration nor its other fixtures: their packages may be missing.
+    # Neither the project's configuration nor all of its fixtures: their packages may be missing.
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(CHECKS)]
-    command += ["--confcutdir", str(CHECKS), "--import-mode=importlib", "-rA", "-q", "--tb=line"]
-    command += ["-p", "no:cacheprovider"]
+    command += ["--confcutdir", str(CHECKS.parent), "--import-mode=importlib"]
+    command += ["-rA", "-q", "--tb=line", "-p", "no:cacheprovider"]
     if importlib.util.find_spec("xdist") is not None:  # most of the time is the compiler's
         command += ["-n", str(min(8, os.cpu_count() or 1))]
     files = [str(path) for path in sorted(CHECKS.glob("check_*.py"))]

@@ -11,10 +11,11 @@ from dataclasses import replace
 import torch
 
 from gpu.context import Context
+from gpu.logit_operations import logit_operations
 from gpu.report import Line, Section, Verdict
 from gpu.row_operations import RowOperation, Tensors, results_of, row_operations
 from gpu.sequences import BackendMaker, Sequences, Share, draw_sequences
-from octavo_kernels import AttentionBackend, KVCacheShape, make_attention_backend
+from octavo_kernels import AttentionBackend, KVCacheShape, apply_rope, make_attention_backend
 from octavo_kernels._attention_launch import choose_attention
 from octavo_kernels._choice import gpu_capability
 
@@ -49,9 +50,11 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _cases(context: Context) -> Iterator[tuple[str, Case]]:
-    for dtype in context.dtypes:
-        for operation in row_operations():
+    for operation in (*row_operations(), *logit_operations()):
+        for dtype in context.dtypes_of(operation.dtypes):
             yield from _row_cases(operation, dtype, context.device)
+    for dtype in context.dtypes:
+        yield "rotation and the cache's write, fused or apart", _fused_case(dtype, context.device)
         for options in ({}, {"window": 100, "soft_cap": 20.0, "sinks": torch.randn(8)}):
             sequences = draw_sequences(
                 _LENGTHS, (2, 4, 64), dtype, context.device, make_attention_backend, **options
@@ -81,6 +84,20 @@ def _row_cases(
     backwards = compute(lambda x: x.flip(0))
     yield "rows: their order", ([x.flip(0) for x in backwards], list(batch))
     yield "rows: repeated runs", (list(compute(lambda x: x)), list(batch))
+
+
+def _fused_case(dtype: torch.dtype, device: torch.device) -> Case:
+    """Return rotated queries and a cache as one call makes them, and as two do."""
+    shape = KVCacheShape(1, 2, 64, 16, dtype)
+    backend = make_attention_backend(shape, device)
+    caches = [backend.allocate(4), backend.allocate(4)]
+    q, k, v = (torch.randn(_ROWS, heads, 64, device=device).to(dtype) for heads in (8, 2, 2))
+    positions, slots = (torch.arange(_ROWS, device=device) + offset for offset in (100, 9))
+    cos_sin = torch.randn(200, 64, device=device)
+    fused = backend.rope_and_write_kv_cache(q, k, v, positions, cos_sin, caches[0], 0, slots)
+    turned, keys = apply_rope(q, k, positions, cos_sin)
+    backend.write_kv_cache(keys, v, caches[1], 0, slots)
+    return [fused, caches[0].storage], [turned, caches[1].storage]
 
 
 def _attention_cases(sequences: Sequences, whole: list[torch.Tensor]) -> Iterator[tuple[str, Case]]:

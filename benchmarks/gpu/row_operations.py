@@ -1,4 +1,4 @@
-"""Every operation that works row by row: what it is given, its fast path and its reference.
+"""Operations that work row by row: what each is given, its fast path and its reference.
 
 One list serves both checks: a row agrees with the reference, and its bits are its own whatever the
 rows beside it. Knows nothing of how a fast path is launched.
@@ -28,9 +28,10 @@ from octavo_kernels import (
 
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., Any]
+Drawer = Callable[[int, torch.dtype], tuple[Tensors, Tensors]]
+"""Of a number of rows: tensors that have so many rows, then those that all rows share."""
 
 _EPS = 1e-5
-_VOCAB = 5003
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +39,14 @@ class RowOperation:
     """An operation and its inputs; results have one row for each row of the inputs."""
 
     name: str
-    draw: Callable[[int, torch.dtype], tuple[Tensors, Tensors]]
-    """Of a number of rows: tensors that have so many rows, then those that all rows share."""
+    draw: Drawer
     compute: Function
     """Takes the tensors of rows, then the shared ones; returns one tensor or several."""
     reference: Function
     most_differing: float = 0.0
     """Share of whole results, such as token ids, that may differ from the reference's: where the
     drawn number lies at the edge of a token's share, rounding decides."""
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def results_of(function: Function, rows: Tensors, shared: Tensors) -> Tensors:
@@ -98,14 +99,14 @@ def _rms_norm_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return rms_norm_reference(x, weight, _EPS)
 
 
-def _norm(hidden: int) -> Callable[[int, torch.dtype], tuple[Tensors, Tensors]]:
+def _norm(hidden: int) -> Drawer:
     def draw(rows: int, dtype: torch.dtype) -> tuple[Tensors, Tensors]:
         return (torch.randn(rows, hidden).to(dtype),), (torch.randn(hidden).to(dtype),)
 
     return draw
 
 
-def _added(hidden: int) -> Callable[[int, torch.dtype], tuple[Tensors, Tensors]]:
+def _added(hidden: int) -> Drawer:
     def draw(rows: int, dtype: torch.dtype) -> tuple[Tensors, Tensors]:
         x, residual = torch.randn(2, rows, hidden).to(dtype)
         return (x, residual), (torch.randn(hidden).to(dtype),)
@@ -113,14 +114,14 @@ def _added(hidden: int) -> Callable[[int, torch.dtype], tuple[Tensors, Tensors]]
     return draw
 
 
-def _gate_up(inner: int) -> Callable[[int, torch.dtype], tuple[Tensors, Tensors]]:
+def _gate_up(inner: int) -> Drawer:
     def draw(rows: int, dtype: torch.dtype) -> tuple[Tensors, Tensors]:
         return ((torch.randn(rows, 2 * inner) * 4).to(dtype),), ()
 
     return draw
 
 
-def _heads(head_dim: int, rotary_dim: int) -> Callable[[int, torch.dtype], tuple[Tensors, Tensors]]:
+def _heads(head_dim: int, rotary_dim: int) -> Drawer:
     def draw(rows: int, dtype: torch.dtype) -> tuple[Tensors, Tensors]:
         q = torch.randn(rows, 12, head_dim).to(dtype)
         k = torch.randn(rows, 3, head_dim).to(dtype)

@@ -16,7 +16,8 @@ import torch
 import triton
 
 from gpu.timing import time_work
-from gpu.tuned_tables import TABLES, Tunable
+from gpu.tunable import Tunable
+from gpu.tuned_tables import TABLES
 from gpu.tuning import Config, Measure, choose, table_text
 from octavo_kernels._choice import gpu_capability
 from octavo_kernels._launch import Architecture

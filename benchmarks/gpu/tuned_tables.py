@@ -1,40 +1,30 @@
 """The tables of launch configurations: what each entry may become, and what it is measured on.
 
 To add a table, write a function of the architecture that returns its `Tunable`s and name it in
-TABLES. Knows how kernels are launched; tuning chooses.
+TABLES. Knows how kernels are launched; tuning chooses. Those of logits are in tuned_logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import torch
 
 from gpu.paged_batch import PagedStep, StepShape, make_step
 from gpu.timing import Work
+from gpu.tunable import FEW_ROWS, MANY_ROWS, Tunable, bind, cases_of, pieces_entry
+from gpu.tuned_logits import bitmasks, penalties, row_scans, samplings
 from gpu.tuning import Config, Entry
 from octavo_kernels import _attention_launch, _launch, _linear_launch
 from octavo_kernels._launch import Architecture
 from octavo_kernels._triton import apply_rope, gated, linear, move_blocks, paged_attention, rms_norm
+from octavo_kernels._triton import rope_and_write_kv_cache as fused_rope
 from octavo_kernels._triton.ahead_of_time import KernelCase
 from octavo_kernels.triton_attention import TritonAttention
 
 _DTYPES = {2: (torch.bfloat16, "bf16"), 4: (torch.float32, "fp32")}
-_FEW, _MANY = 32, 4096  # rows of a decode step and of a prefill
-
-
-@dataclass(frozen=True, slots=True)
-class Tunable:
-    """An entry of a table, and how a configuration of it is measured."""
-
-    entry: Entry
-    works: Callable[[Config, torch.device], Sequence[Work]]
-    """What is timed, each alone."""
-    cases: Callable[[Config], Sequence[KernelCase]]
-    """What may not spill."""
 
 
 def norms(architecture: Architecture) -> list[Tunable]:
@@ -43,16 +33,16 @@ def norms(architecture: Architecture) -> list[Tunable]:
 
     def works(config: Config, device: torch.device) -> list[Work]:
         made = []
-        for rows in (_FEW, _MANY):
+        for rows in (FEW_ROWS, MANY_ROWS):
             x, residual = torch.randn(2, rows, config.block_size, device=device).bfloat16()
             weight, out = torch.ones_like(x[0]), torch.empty_like(x)
             tensors = (x, residual, weight, out, torch.empty_like(x))
-            made.append(_bind(rms_norm.launch_add_rms_norm, tensors, 1e-5, config))
+            made.append(bind(rms_norm.launch_add_rms_norm, tensors, 1e-5, config))
         return made
 
     def cases(config: Config) -> list[KernelCase]:
         constants = {"ROWS": config.block_rows, "SIZE": config.block_size}
-        return _cases(rms_norm, architecture, config, constants, SIZE=config.block_size)
+        return cases_of(rms_norm, architecture, config, constants, SIZE=config.block_size)
 
     def fits(config: Config) -> bool:
         elements: int = config.block_rows * config.block_size
@@ -65,23 +55,31 @@ def norms(architecture: Architecture) -> list[Tunable]:
 
 
 def rotations(architecture: Architecture) -> list[Tunable]:
-    """Return how heads are turned, by their most angles."""
+    """Return how heads are turned, by their most angles, alone or while the cache is written."""
     values = {"block_heads": (1, 2, 4, 8, 16, 32), "num_warps": (1, 2, 4, 8)}
 
     def works(config: Config, device: torch.device) -> list[Work]:
-        made = []
-        for tokens in (_FEW, _MANY):
-            q = torch.randn(tokens, 32, 2 * config.block_half, device=device).bfloat16()
-            k = q[:, :8].contiguous()
-            angles = torch.randn(tokens, 2 * config.block_half, device=device)
-            tensors, positions = (q, k, q, k), torch.arange(tokens, device=device)
-            launch = apply_rope.launch_apply_rope
-            made.append(_bind(launch, tensors, positions, angles, config, interleaved=False))
+        made, size = [], 2 * config.block_half
+        for tokens in (FEW_ROWS, MANY_ROWS):
+            q = torch.randn(tokens, 32, size, device=device).bfloat16()
+            k, v = q[:, :8].contiguous(), q[:, 8:16].contiguous()
+            layer = torch.zeros(2, tokens // 16, 8, 16, size, dtype=q.dtype, device=device)
+            angles = torch.randn(tokens, size, device=device)
+            at = torch.arange(tokens, device=device)
+            alone, fused = apply_rope.launch_apply_rope, fused_rope.launch_rope_and_write_kv_cache
+            made += [
+                bind(alone, (q, k, q, k), at, angles, config, interleaved=False),
+                bind(fused, (q, k, v, q), tuple(layer), at, angles, at, config, interleaved=False),
+            ]
         return made
 
     def cases(config: Config) -> list[KernelCase]:
-        constants = {"HEADS": config.block_heads}
-        return _cases(apply_rope, architecture, config, constants, HALF=config.block_half)
+        heads, half = {"HEADS": config.block_heads}, config.block_half
+        found = [
+            cases_of(family, architecture, config, heads, HALF=half)
+            for family in (apply_rope, fused_rope)
+        ]
+        return found[0] + found[1]
 
     return [
         Tunable(Entry(f"{config.block_half} angles", config, values), works, cases)
@@ -94,16 +92,16 @@ def activations(architecture: Architecture) -> list[Tunable]:
 
     def works(config: Config, device: torch.device) -> list[Work]:
         made = []
-        for tokens in (_FEW, _MANY):
+        for tokens in (FEW_ROWS, MANY_ROWS):
             gate_up = torch.randn(tokens, 2 * 14336, device=device).bfloat16()
             out = torch.empty_like(gate_up[:, :14336])
-            made.append(_bind(gated.launch_gated, "silu_and_mul", gate_up, out, config))
+            made.append(bind(gated.launch_gated, "silu_and_mul", gate_up, out, config))
         return made
 
     def cases(config: Config) -> list[KernelCase]:
-        return _cases(gated, architecture, config, {"SIZE": config.block_size})
+        return cases_of(gated, architecture, config, {"SIZE": config.block_size})
 
-    entry = _pieces("all sizes", _launch.choose_gated(architecture))
+    entry = pieces_entry("all sizes", _launch.choose_gated(architecture))
     return [Tunable(entry, works, cases)]
 
 
@@ -115,14 +113,14 @@ def block_moves(architecture: Architecture) -> list[Tunable]:
         ids = torch.randperm(512, device=device)[:64]
         out = torch.empty_like(storage[:64])
         return [
-            _bind(move_blocks.launch_gather_blocks, storage, ids, out, config),
-            _bind(move_blocks.launch_scatter_blocks, out, ids, storage, config),
+            bind(move_blocks.launch_gather_blocks, storage, ids, out, config),
+            bind(move_blocks.launch_scatter_blocks, out, ids, storage, config),
         ]
 
     def cases(config: Config) -> list[KernelCase]:
-        return _cases(move_blocks, architecture, config, {"SIZE": config.block_size})
+        return cases_of(move_blocks, architecture, config, {"SIZE": config.block_size})
 
-    entry = _pieces("all sizes", _launch.choose_block_moves(architecture))
+    entry = pieces_entry("all sizes", _launch.choose_block_moves(architecture))
     return [Tunable(entry, works, cases)]
 
 
@@ -151,7 +149,7 @@ def attention(architecture: Architecture, element_bytes: int) -> list[Tunable]:
         def works(config: Config, device: torch.device) -> list[Work]:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
             return [
-                _bind(
+                bind(
                     step(index, device).attend,
                     TritonAttention(shape.cache_shape, device, config, processors),
                 )
@@ -160,7 +158,7 @@ def attention(architecture: Architecture, element_bytes: int) -> list[Tunable]:
 
         def cases(config: Config) -> list[KernelCase]:
             sizes = {"ROWS": config.rows, "TILE": config.tile, "SPLIT": config.split}
-            found = _cases(paged_attention, architecture, config, sizes, name, HEAD_DIM=head_dim)
+            found = cases_of(paged_attention, architecture, config, sizes, name, HEAD_DIM=head_dim)
             return [case for case in found if "TILE" in case.constants]
 
         entry = Entry(f"heads of {head_dim}", current, values, lambda x: x.split % x.tile == 0)
@@ -182,10 +180,10 @@ def linears(architecture: Architecture, element_bytes: int) -> list[Tunable]:
     def works(config: Config, device: torch.device) -> list[Work]:
         weight = torch.randn(4096, 4096, device=device).to(dtype)
         made = []
-        for rows in (1, _FEW, _MANY):
+        for rows in (1, FEW_ROWS, MANY_ROWS):
             x = torch.randn(rows, 4096, device=device).to(dtype)
             launch = linear.launch_linear
-            made.append(_bind(launch, x, weight, None, torch.empty_like(x), config))
+            made.append(bind(launch, x, weight, None, torch.empty_like(x), config))
         return made
 
     def cases(config: Config) -> list[KernelCase]:
@@ -208,31 +206,9 @@ TABLES: dict[str, Callable[[Architecture], list[Tunable]]] = {
     "_attention_launch._SINGLE": lambda architecture: attention(architecture, 4),
     "_linear_launch._HALF": lambda architecture: linears(architecture, 2),
     "_linear_launch._SINGLE": lambda architecture: linears(architecture, 4),
+    "_sampling_launch._ROW_SCAN": row_scans,
+    "_sampling_launch._SAMPLE": samplings,
+    "_sampling_launch._PENALTIES": penalties,
+    "_sampling_launch._BITMASK": bitmasks,
 }
 """By module and name."""
-
-
-def _pieces(label: str, config: Config) -> Entry:
-    values = {"block_size": (512, 1024, 2048, 4096, 8192, 16384), "num_warps": (2, 4, 8, 16)}
-    return Entry(label, config, values, lambda x: x.block_size >= 32 * x.num_warps)
-
-
-def _bind(function: Callable[..., object], *arguments: Any, **options: Any) -> Work:
-    return lambda: function(*arguments, **options)
-
-
-def _cases(
-    family: Any,
-    architecture: Architecture,
-    config: Config,
-    changed: dict[str, int],
-    dtype: str = "bf16",
-    **where: int,
-) -> list[KernelCase]:
-    """Return the family's cases with these constants, launched as `config` says."""
-    stages = {"num_stages": config.num_stages} if hasattr(config, "num_stages") else {}
-    return [
-        replace(case, constants={**case.constants, **changed}, num_warps=config.num_warps, **stages)
-        for case in family.kernel_cases(architecture, dtype)
-        if where.items() <= case.constants.items()
-    ]
