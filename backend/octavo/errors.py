@@ -76,3 +76,5 @@ def shown(value: object) -> str:
         return repr(value)[:80]
     except ValueError:  # an integer of more digits than Python agrees to print
         return "a number of thousands of digits"
+    except RecursionError:  # JSON may be read a little deeper than what it says can be printed
+        return "a value of hundreds of levels"

@@ -133,13 +133,15 @@ class SamplingParams:
     def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Build from request keys, leaving out those of `SchedulingParams`, which stand beside.
 
+        A key of None counts as absent.
+
         Raises:
             InvalidRequest: a value is wrong, or a key is of neither kind.
         """
-        for key in values:
-            if key in UNSUPPORTED_KEYS:
+        for key, value in values.items():
+            if key in UNSUPPORTED_KEYS and value is not None:
                 raise InvalidRequest(f"sampling parameter {key!r} is not supported yet")
-            if key not in _KNOWN:
+            if key not in _KNOWN and key not in UNSUPPORTED_KEYS:
                 raise InvalidRequest(_unknown_key(key[:64]))
         return cls(**{key: values[key] for key in _KEYS if values.get(key) is not None})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +18,7 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from octavo_client.answer import Completion, Delta
-from octavo_client.codec import Prompt, ResponseReader, encode_inspection, encode_request
+from octavo_client.codec import Messages, Prompt, ResponseReader, encode_inspection, encode_request
 from octavo_client.errors import RequestCancelled
 from octavo_client.transport import (
     DEFAULT_KEEPALIVE_S,
@@ -132,7 +132,7 @@ class AsyncClient:
         self,
         prompt: str | None = None,
         *,
-        messages: Sequence[Mapping[str, str]] | None = None,
+        messages: Messages | None = None,
         input_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
         **params: Any,
@@ -152,7 +152,7 @@ class AsyncClient:
         self,
         prompt: str | None = None,
         *,
-        messages: Sequence[Mapping[str, str]] | None = None,
+        messages: Messages | None = None,
         input_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
         **params: Any,

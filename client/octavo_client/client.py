@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +17,7 @@ import grpc.experimental
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from octavo_client.answer import Completion, Delta
-from octavo_client.codec import Prompt, ResponseReader, encode_inspection, encode_request
+from octavo_client.codec import Messages, Prompt, ResponseReader, encode_inspection, encode_request
 from octavo_client.errors import OctavoClientError
 from octavo_client.transport import (
     DEFAULT_KEEPALIVE_S,
@@ -128,7 +128,7 @@ class Client:
         self,
         prompt: str | None = None,
         *,
-        messages: Sequence[Mapping[str, str]] | None = None,
+        messages: Messages | None = None,
         input_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
         **params: Any,
@@ -140,7 +140,8 @@ class Client:
 
         Args:
             prompt: text, used as it is.
-            messages: dicts with `role` and `content`; the server renders the chat template.
+            messages: dicts with `role` and `content` in OpenAI's format, or a dict with such
+                `messages` and `tools`; the server renders the chat template.
             input_ids: the prompt as token ids.
             timeout_s: overrides the client's; `math.inf` lifts it.
             params: `n`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `max_tokens`,
@@ -159,7 +160,7 @@ class Client:
         self,
         prompt: str | None = None,
         *,
-        messages: Sequence[Mapping[str, str]] | None = None,
+        messages: Messages | None = None,
         input_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
         **params: Any,

@@ -29,14 +29,18 @@ _FLAGS_ALWAYS_SET = (
 )
 
 
+#: Chat messages, or an object that has them beside `tools` and what else a template reads.
+Messages = Sequence[Mapping[str, Any]] | Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """Exactly one form of prompt: text, chat messages or token ids."""
 
     text: str | None = None
     """Used as it is."""
-    messages: Sequence[Mapping[str, str]] | None = None
-    """Chat messages with `role` and `content`; the server renders the chat template."""
+    messages: Messages | None = None
+    """A conversation in OpenAI's format; the server renders the chat template."""
     input_ids: Sequence[int] | None = None
     """Token ids, each in [0, 2**31)."""
 
@@ -63,8 +67,8 @@ def encode_request(model: str, prompt: Prompt, stream: bool, params: Mapping[str
         _add_string(request, "sampling_parameters", _to_json("sampling parameters", given))
     except (AttributeError, RecursionError, TypeError) as error:
         raise InvalidRequest(
-            "a prompt must be a str, messages a list of dicts, input_ids a sequence of int, "
-            f"and parameters plain JSON values: {error}"
+            "a prompt must be a str, messages a list of dicts or a dict, input_ids a sequence of "
+            f"int, and parameters plain JSON values: {error}"
         ) from None
     _add_flag(request, "stream", stream)
     for name in _FLAGS_ALWAYS_SET:
@@ -140,7 +144,9 @@ def _add_prompt(request: Any, prompt: Prompt) -> None:
     if prompt.text is not None:
         _add_string(request, "text_input", prompt.text)
     elif prompt.messages is not None:
-        _add_string(request, "messages", _to_json("messages", list(prompt.messages)))
+        given = prompt.messages
+        value = dict(given) if isinstance(given, Mapping) else list(given)
+        _add_string(request, "messages", _to_json("messages", value))
     elif prompt.input_ids is not None:
         _add_token_ids(request, "input_ids", prompt.input_ids)
 

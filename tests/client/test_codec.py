@@ -46,8 +46,11 @@ def test_token_ids_are_sent_as_int32():
     assert list(tensor.contents.int_contents) == [0, 2**31 - 1]
 
 
-def test_messages_are_sent_as_json():
-    messages = [{"role": "user", "content": "naïve"}]
+MESSAGES = [{"role": "user", "content": "naïve"}]
+
+
+@pytest.mark.parametrize("messages", [MESSAGES, {"messages": MESSAGES, "tools": []}])
+def test_messages_are_sent_as_json(messages):
     tensor = tensors(encode_request("octavo", Prompt(messages=messages), True, {}))["messages"]
     assert json.loads(tensor.contents.bytes_contents[0]) == messages
 

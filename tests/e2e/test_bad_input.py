@@ -22,6 +22,7 @@ OpenExchange = Callable[[TritonServer], Any]
 
 MEGABYTE = "word " * 200_000
 CONTEXT = 32_768
+TOOL = {"type": "function", "function": {"name": "add"}}
 UNDISTURBED = {"max_tokens": 3000, "ignore_eos": True, "seed": 4}
 #: What no message may show: a stack, or where the server keeps its files.
 SECRETS = re.compile(r'Traceback|File "|\.py\b|site-packages|/tmp/|/home/|/root/')
@@ -53,14 +54,19 @@ PROMPTS: dict[str, tuple[dict[str, Any], str]] = {
     "negative id": ({"input_ids": [3, -1]}, "input_ids has -1 at position 1 but token ids are 0"),
     "unknown id": ({"input_ids": [49152]}, "input_ids has 49152 at position 0 but token ids are"),
     "too many ids": ({"input_ids": [9] * CONTEXT}, "32,768 tokens but max_model_len is 32,768"),
+    "ten megabytes": ({"text_input": "x" * 10_000_000}, "10,000,000 characters but at most 2,65"),
     "a megabyte": ({"text_input": MEGABYTE}, "tokens but max_model_len is 32,768"),
     "messages no JSON": ({"messages": "{"}, "messages is not valid JSON"),
     "messages empty": (messages([]), "messages is [] but must be a list of messages"),
-    "messages an object": (messages({"role": "user"}), "must be a list of messages"),
+    "messages an object": (messages({"role": "user"}), "messages has key 'role' but allowed are"),
+    "useless tools": (
+        messages({"messages": [{"role": "user", "content": "a"}], "tools": [TOOL]}),
+        "this model's chat template has no use for 'tools'",
+    ),
     "message a string": (messages(["hi"]), "messages[0] is 'hi' but must be an object"),
     "unknown role": (messages([{"role": "king", "content": "a"}]), "messages[0] has role 'king'"),
     "no content": (messages([{"role": "user"}]), "messages[0] has no 'content'"),
-    "content a list": (messages([{"role": "user", "content": []}]), "must have a string"),
+    "content a list": (messages([{"role": "user", "content": []}]), "content is [] but must be a"),
 }
 SAMPLING: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key": (sampling(temprature=1), "'temprature'; did you mean 'temperature'?"),
@@ -90,9 +96,9 @@ SAMPLING: dict[str, tuple[dict[str, Any], str]] = {
     "max_tokens zero": (sampling(max_tokens=0), "max_tokens is 0 but must be an integer from 1"),
     "min above max": (sampling(min_tokens=9, max_tokens=8), "min_tokens is 9 but must be an int"),
     "stop a number": (sampling(stop=5), "stop is 5 but must be a string or a list of strings"),
-    "stop empty": (sampling(stop=["a", ""]), "stop has a string of 0 characters"),
-    "stop too long": (sampling(stop="x" * 1025), "stop has a string of 1,025 characters"),
-    "too many stops": (sampling(stop=[str(i) for i in range(257)]), "stop has 257 strings but"),
+    "stop empty": (sampling(stop=["a", ""]), "stop has an empty string but each must have"),
+    "stop too long": (sampling(stop="x" * 16_385), "stop has 16,385 characters in all but"),
+    "too many stops": (sampling(stop=[str(i) for i in range(10_000)]), "stop has 10,000 strings"),
     "stop id unknown": (sampling(stop_token_ids=[49152]), "stop_token_ids has 49152 but token ids"),
     "stop id negative": (sampling(stop_token_ids=[-1]), "stop_token_ids is -1 but must be"),
     "ignore_eos a word": (sampling(ignore_eos="maybe"), "ignore_eos is 'maybe' but must be true"),

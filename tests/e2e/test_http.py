@@ -115,6 +115,8 @@ def test_scheduling_keys_beside_the_tensor_are_checked(
         ({"text_input": "a", "timeout": -1}, "timeout is -1 but must be microseconds from 0"),
         ({"text_input": ""}, "text_input is empty"),
         ({"messages": "no JSON"}, "messages is not valid JSON"),
+        ({"messages": '[{"role": "king"}]'}, "messages[0] has role 'king' but allowed are system"),
+        ({"text_input": "a", "skip_special_tokens": "no"}, "skip_special_tokens is 'no' but must"),
         ({"input_ids": [1, 49152]}, "input_ids has 49152 at position 1"),
     ],
     ids=lambda value: str(value)[:40],

@@ -76,6 +76,8 @@ def test_stop_string_over_several_tokens_is_held_back_and_left_out(
     found = max((text for text in stops if seen.endswith(text)), key=len)
     assert whole(deltas).text == seen.removesuffix(found)
     assert deltas[-1].finish_reason == "stop"
+    shown = greedy(demo_server, COUNT, stop=stop, include_stop_str_in_output=True)
+    assert whole(shown).text == seen
 
 
 def test_text_that_only_looked_like_a_stop_string_is_sent_after_all(
@@ -110,6 +112,25 @@ def test_messages_are_answered_up_to_the_end_of_the_turn(demo_server: TritonServ
     longer = whole(greedy(demo_server, messages=HELLO, max_tokens=60, ignore_eos=True))
     assert longer.token_ids[: len(answer.token_ids)] == answer.token_ids
     assert (longer.num_output_tokens, longer.finish_reason) == (60, "length")
+
+
+def test_the_end_of_the_turn_is_shown_when_special_tokens_are_kept(
+    demo_server: TritonServer,
+) -> None:
+    plain = whole(greedy(demo_server, messages=HELLO, max_tokens=60))
+    both = {"skip_special_tokens": False, "include_stop_str_in_output": True}
+    shown = whole(greedy(demo_server, messages=HELLO, max_tokens=60, **both))
+    assert shown.token_ids == plain.token_ids
+    assert shown.text == plain.text + "<|im_end|>"
+
+
+def test_an_emoji_cut_by_the_limit_is_finished_when_its_ids_are_continued(
+    demo_server: TritonServer,
+) -> None:
+    ids = list(whole(greedy(demo_server, "🎉" * 8, max_tokens=5)).token_ids)
+    prompt = [token for _ in range(8) for token in ids[:3]]
+    answer = whole(greedy(demo_server, input_ids=prompt + ids, max_tokens=4))
+    assert answer.text == "🎉🎉"
 
 
 def test_same_seed_gives_the_same_answer_and_another_seed_another(

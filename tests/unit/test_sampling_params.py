@@ -144,7 +144,7 @@ def test_min_tokens_above_max_tokens_is_refused():
 @pytest.mark.parametrize("key", sorted(UNSUPPORTED_KEYS))
 def test_a_key_of_a_later_version_is_refused_as_such(key):
     with pytest.raises(InvalidRequest, match=f"^sampling parameter '{key}' is not supported yet$"):
-        SamplingParams.from_mapping({key: None})
+        SamplingParams.from_mapping({key: 1})
 
 
 def test_known_and_later_keys_do_not_overlap():
@@ -174,8 +174,10 @@ def test_an_unknown_key_of_any_form_is_shown_short(key):
 
 
 def test_null_means_the_default():
-    values = dict.fromkeys(("temperature", "stop", "max_tokens", "ignore_eos"))
+    values = dict.fromkeys(("temperature", "stop", "max_tokens", "ignore_eos", *UNSUPPORTED_KEYS))
     assert SamplingParams.from_mapping(values) == SamplingParams()
+    with pytest.raises(InvalidRequest, match=r"^unknown sampling parameter 'temprature'"):
+        SamplingParams.from_mapping({"temprature": None})
 
 
 def test_all_keys_are_read_at_once_and_those_of_scheduling_left_out():

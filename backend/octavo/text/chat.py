@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-from jinja2 import TemplateError
-
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, shown
+from octavo.text.chat_messages import Conversation, read_conversation
 from octavo.text.tokenizer import Tokenizer
 
-ROLES = ("system", "user", "assistant", "tool")
+_MAX_REASON_LENGTH = 500
 
 
 def render_chat(tokenizer: Tokenizer, messages: Any) -> str:
@@ -19,45 +19,45 @@ def render_chat(tokenizer: Tokenizer, messages: Any) -> str:
 
     Args:
         tokenizer: the tokenizer whose template is used.
-        messages: a list of `{"role": ..., "content": ...}`, as decoded from JSON.
+        messages: what `read_conversation` reads, as decoded from JSON.
 
     Raises:
-        InvalidRequest: a message is malformed, or the template is missing or refuses them.
+        InvalidRequest: a message is malformed, or the template is missing, refuses them or has no
+            use for what stands beside them.
     """
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequest(f"messages is {_shown(messages)} but must be a list of messages")
-    for index, message in enumerate(messages):
-        _check_message(index, message)
+    conversation = read_conversation(messages)
     if not tokenizer.has_chat_template:
         raise InvalidRequest("messages cannot be used: this model has no chat template")
     try:
+        _check_use(tokenizer, conversation)
         prompt: str = tokenizer.hf.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+            conversation.messages,
+            tools=conversation.tools,
+            documents=conversation.documents,
+            tokenize=False,
+            add_generation_prompt=True,
+            **conversation.template_kwargs,
         )
-    except (TemplateError, TypeError, ValueError) as error:
-        raise InvalidRequest(f"the chat template refuses these messages: {error}") from None
+    except InvalidRequest:
+        raise
+    except Exception as error:
+        # A template is a program: what it raises on messages it did not expect may be anything.
+        reason = str(error)[:_MAX_REASON_LENGTH]
+        raise InvalidRequest(f"the chat template refuses these messages: {reason}") from None
     return prompt
 
 
-def _check_message(index: int, message: Any) -> None:
-    name = f"messages[{index}]"
-    if not isinstance(message, dict):
-        raise InvalidRequest(f"{name} is {_shown(message)} but must be an object")
-    for key in ("role", "content"):
-        if key not in message:
-            raise InvalidRequest(f"{name} has no {key!r}")
-    for key in message:
-        if key not in ("role", "content"):
-            raise InvalidRequest(f"{name} has key {key!r} but allowed are 'role' and 'content'")
-    if message["role"] not in ROLES:
-        raise InvalidRequest(
-            f"{name} has role {_shown(message['role'])} but allowed are {', '.join(ROLES)}"
-        )
-    if not isinstance(message["content"], str):
-        raise InvalidRequest(
-            f"{name} has content {_shown(message['content'])} but must have a string"
-        )
-
-
-def _shown(value: Any) -> str:
-    return repr(value)[:80]
+def _check_use(tokenizer: Tokenizer, conversation: Conversation) -> None:
+    """Refuse what the template would leave out without a word."""
+    template = tokenizer.hf.get_chat_template(tools=conversation.tools)
+    parameters = inspect.signature(tokenizer.hf.apply_chat_template).parameters
+    for name in conversation.template_kwargs:
+        if name in ("messages", *parameters, *tokenizer.hf.special_tokens_map):
+            raise InvalidRequest(
+                f"chat_template_kwargs has {shown(name)}, which is for the server alone to set"
+            )
+    beside = {"tools": conversation.tools, "documents": conversation.documents}
+    given = [name for name, value in beside.items() if value is not None]
+    for name in (*given, *conversation.template_kwargs):
+        if name not in template:
+            raise InvalidRequest(f"this model's chat template has no use for {shown(name)}")

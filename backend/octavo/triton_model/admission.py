@@ -15,6 +15,9 @@ from octavo.triton_model.codec import DecodedRequest
 from octavo.triton_model.live_request import LiveRequest
 from octavo.triton_model.pb_utils import ResponseSender
 
+#: Characters of a prompt whose tokens are always counted: it takes less than a second.
+ALWAYS_TOKENIZED = 1_048_576
+
 # Clients choose their own request ids, so these cannot name requests to the engine.
 _ids = itertools.count()
 
@@ -34,7 +37,7 @@ def admit(
         InvalidRequest: the prompt or a parameter does not fit the model.
         PromptTooLong: the prompt and one more token can never fit.
     """
-    prompt, token_ids = _tokenize(decoded, tokenizer)
+    prompt, token_ids = _tokenize(decoded, tokenizer, info)
     _check_prompt(token_ids, info)
     for token_id in decoded.params.stop_token_ids:
         if token_id >= info.vocab_size:
@@ -59,15 +62,34 @@ def admit(
     return LiveRequest(request, decoded.options, sender, tokenizer, prompt)
 
 
-def _tokenize(decoded: DecodedRequest, tokenizer: Tokenizer) -> tuple[str, tuple[int, ...]]:
+def _tokenize(
+    decoded: DecodedRequest, tokenizer: Tokenizer, info: EngineInfo
+) -> tuple[str, tuple[int, ...]]:
     """Return the prompt as text (empty if no response shows it) and as ids."""
     if decoded.token_ids is not None:
-        text = tokenizer.decode(decoded.token_ids) if decoded.options.include_prompt else ""
-        return text, decoded.token_ids
+        if not decoded.options.include_prompt:
+            return "", decoded.token_ids
+        skip = decoded.params.skip_special_tokens
+        return tokenizer.decode(decoded.token_ids, skip), decoded.token_ids
     if decoded.text is not None:
+        _check_length(decoded.text, tokenizer, info)
         return decoded.text, tuple(tokenizer.encode(decoded.text))
     text = render_chat(tokenizer, decoded.messages)
+    _check_length(text, tokenizer, info)
     return text, tuple(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _check_length(text: str, tokenizer: Tokenizer, info: EngineInfo) -> None:
+    """Refuse a text that is far too long, for which tokenizing takes 100 bytes a character."""
+    if len(text) <= ALWAYS_TOKENIZED:
+        return
+    limit = max(ALWAYS_TOKENIZED, info.max_num_tokens * tokenizer.max_token_length)
+    if len(text) > limit:
+        raise PromptTooLong(
+            f"prompt has {len(text):,} characters but at most {limit:,} can be "
+            f"{info.max_num_tokens:,} tokens, of which the longest has "
+            f"{tokenizer.max_token_length:,}; shorten it"
+        )
 
 
 def _check_prompt(token_ids: tuple[int, ...], info: EngineInfo) -> None:

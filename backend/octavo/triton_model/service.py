@@ -19,9 +19,11 @@ from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import InferenceRequest, PbUtils, ResponseSender
 from octavo.triton_model.response_writer import ResponseWriter, send_error
 
-#: Prompts from this length on (characters, or ids) are tokenized beside the thread that takes
-#: requests in: 1 MB takes most of a second, in which short prompts need not wait.
+#: Prompts from these lengths on (characters, or ids) are rendered and tokenized by a thread of
+#: their own: 1 MB takes most of a second, in which short prompts need not wait, and 10 MB take
+#: ten, in which other long ones need not.
 LONG_PROMPT = 32_768
+HUGE_PROMPT = 1_048_576
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class Service:
         self._allow_inspect = allow_inspect
         self._writer = ResponseWriter(client, pb_utils, metrics, drain_timeout_s)
         self._long_prompts = ThreadPoolExecutor(1, thread_name_prefix="long-prompts")
+        self._huge_prompts = ThreadPoolExecutor(1, thread_name_prefix="huge-prompts")
         self._writer.start()
 
     @property
@@ -62,14 +65,17 @@ class Service:
             decoded = decode_request(request, self._client.info.vocab_size)
             if decoded.prompt_length < LONG_PROMPT:
                 self._hand_over(decoded, sender, arrival_s)
-            else:
+            elif decoded.prompt_length < HUGE_PROMPT:
                 self._long_prompts.submit(self._hand_over, decoded, sender, arrival_s)
+            else:
+                self._huge_prompts.submit(self._hand_over, decoded, sender, arrival_s)
         except Exception as error:
             self._refuse(sender, error)
 
     def close(self) -> None:
         """Refuse new requests, let live ones finish until the timeout, and end everything."""
         self._long_prompts.shutdown(wait=True)
+        self._huge_prompts.shutdown(wait=True)
         self._writer.stop()
 
     def _hand_over(self, decoded: DecodedRequest, sender: ResponseSender, arrival_s: float) -> None:
