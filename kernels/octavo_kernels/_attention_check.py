@@ -103,3 +103,10 @@ def metadata_error(sequence: int, num_tokens: int, num_blocks: int) -> IndexErro
         f"paged_attention: sequence {sequence} has rows or blocks outside the {num_tokens} rows, "
         f"its block table or the cache of {num_blocks} blocks"
     )
+
+
+def slot_error(name: str, slot: int, num_blocks: int, block_size: int) -> IndexError:
+    """Return the error of a slot past the cache."""
+    return IndexError(
+        f"{name}: slot {slot} is past the cache of {num_blocks} blocks of {block_size}"
+    )

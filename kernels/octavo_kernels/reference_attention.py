@@ -6,7 +6,7 @@ other backends lay theirs out.
 
 import torch
 
-from octavo_kernels._attention_check import check_kv, check_query
+from octavo_kernels._attention_check import check_kv, check_query, slot_error
 from octavo_kernels._register import register
 from octavo_kernels._torch_attention import Rows, Softmax, attend_placed, place
 from octavo_kernels._torch_cache import allocate_in_torch, copy_in_torch
@@ -26,8 +26,13 @@ def _write_kv_cache(
     slot_mapping: torch.Tensor,
 ) -> None:
     """Write checked keys and values into one layer of a cache's storage."""
-    kept = slot_mapping >= 0
-    slots, size = slot_mapping[kept], storage.shape[3]
+    num_blocks, size = len(storage), storage.shape[3]
+    inside = slot_mapping < num_blocks * size
+    # A GPU is not waited for: there such a slot writes nowhere.
+    if storage.device.type == "cpu" and not bool(inside.all()):
+        raise slot_error("write_kv_cache", int(slot_mapping.max()), num_blocks, size)
+    kept = inside & (slot_mapping >= 0)
+    slots = slot_mapping[kept]
     keys, values = storage[:, layer].unbind(1)
     keys[slots // size, slots % size] = k[kept]
     values[slots // size, slots % size] = v[kept]

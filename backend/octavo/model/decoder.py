@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.compiler import is_compiling
 
 from octavo.model.layers import PackedLinear
 from octavo.model.spec import ModelSpec
@@ -103,7 +104,7 @@ class Decoder:
             logits [num_samples, vocab_size] float32, `out` if given.
         """
         residual = self.weights.embedding[token_ids]
-        if self._native is not None:
+        if self._native is not None and not is_compiling():
             hidden = self._native(residual, positions, kv_cache, metadata)
         else:
             hidden, residual = self._run_layers(residual, positions, kv_cache, metadata)

@@ -9,7 +9,7 @@ import functools
 
 import torch
 
-from octavo_kernels._attention_check import metadata_error
+from octavo_kernels._attention_check import metadata_error, slot_error
 from octavo_kernels._native.library import element_code, load_library, strides_of
 from octavo_kernels._native.processor import INSTRUCTION_SETS
 from octavo_kernels._register import register
@@ -56,7 +56,8 @@ def write_kv_cache(
         torch.get_num_threads(),
     )
     if invalid >= 0:
-        raise _slot_error("write_kv_cache", int(slot_mapping[invalid]), storage, k.shape[2])
+        slot, block_size = int(slot_mapping[invalid]), storage.shape[4] // k.shape[2]
+        raise slot_error("write_kv_cache", slot, len(storage), block_size)
 
 
 @register(
@@ -182,11 +183,5 @@ def write_error(
     name, position = "rope_and_write_kv_cache", int(positions[invalid])
     if not 0 <= position < max_len:
         return position_error(name, position, max_len)
-    return _slot_error(name, int(slot_mapping[invalid]), storage, head_dim)
-
-
-def _slot_error(name: str, slot: int, storage: torch.Tensor, head_dim: int) -> IndexError:
-    return IndexError(
-        f"{name}: slot {slot} is past the cache of {len(storage)} blocks of "
-        f"{storage.shape[4] // head_dim}"
-    )
+    block_size = storage.shape[4] // head_dim
+    return slot_error(name, int(slot_mapping[invalid]), len(storage), block_size)
