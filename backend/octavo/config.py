@@ -23,7 +23,7 @@ ENVIRONMENT_PREFIX = "OCTAVO_"
 
 #: Options of the contract that a later version will take; refused rather than ignored.
 UNSUPPORTED_OPTIONS = frozenset(
-    """deterministic model_impl quantization tensor_parallel_size pipeline_parallel_size
+    """model_impl quantization tensor_parallel_size pipeline_parallel_size
     distributed_executor_backend""".split()
 )
 
@@ -50,6 +50,8 @@ class EngineConfig:
     """`auto` (the checkpoint's), `bfloat16`, `float16` or `float32`."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    deterministic: bool = True
+    """A request's neighbours change no token of it; false: on a GPU they may, for more speed."""
     block_size: int = 16
     """Tokens in one KV block: a power of two from 8 to 256."""
     num_kv_blocks: int | None = None

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import octavo_kernels
 from octavo.model import layers
 from octavo.model.layers import PackedLinear
 
@@ -68,7 +69,10 @@ def test_the_result_is_the_product_plus_the_bias(dtype, count, layout):
     torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance)
 
 
-def test_a_dtype_the_cpu_cannot_pack_falls_back_to_torch():
-    weight, bias, x = random_linear(torch.float64, 33, 50)
-    result = PackedLinear(weight, bias)(x)
-    torch.testing.assert_close(result, x @ weight.T + bias)
+def test_on_a_gpu_torchs_own_product_serves_only_who_asks_for_no_determinism():
+    def product(device, deterministic):
+        return layers.plain_product(torch.device(device), deterministic=deterministic)
+
+    assert product("cuda", True) is octavo_kernels.linear
+    assert product("cuda:1", False) is torch.nn.functional.linear
+    assert product("cpu", True) is product("cpu", False) is octavo_kernels.linear

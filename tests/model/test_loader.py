@@ -56,6 +56,17 @@ def test_auto_dtype_is_that_of_the_tensors_where_the_config_names_none(make_chec
     assert load(directory).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_linear_is_told_whether_rows_may_depend_on_each_other(tied, make_checkpoint, load):
+    directory, _ = make_checkpoint("llama", tie_word_embeddings=tied)
+    for deterministic in (True, False):
+        weights = load(directory, deterministic=deterministic).decoder.weights
+        linears = [weights.lm_head]
+        for layer in weights.layers:
+            linears += [layer.qkv, layer.o, layer.gate_up, layer.down]
+        assert {linear.deterministic for linear in linears} == {deterministic}
+
+
 def test_loaded_model_tells_its_kv_shape_and_context(make_checkpoint, load):
     directory, _ = make_checkpoint("qwen3", head_dim=22)
     model = load(directory, block_size=32, max_model_len=100)

@@ -27,6 +27,7 @@ GOOD = [
     ("dtype", "bfloat16", "bfloat16"),
     ("device", "cuda", "cuda"),
     ("device", "cuda:12", "cuda:12"),
+    ("deterministic", "false", False),
     ("block_size", "8", 8),
     ("block_size", 256.0, 256),
     ("num_kv_blocks", None, None),

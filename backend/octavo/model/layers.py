@@ -1,8 +1,10 @@
-"""`PackedLinear`: a linear layer whose result for a row never depends on the other rows.
+"""`PackedLinear`: a linear layer whose result for a row need not depend on the other rows.
 
 On a CPU the weight is laid out once, for this package's native code or, without it, for oneDNN, and
-the plain form is dropped; elsewhere, and where neither can pack the dtype, torch's own linear runs.
-Knows nothing of models or checkpoints.
+the plain form is dropped. Elsewhere, and where neither can pack the dtype, `octavo_kernels.linear`
+multiplies by the plain form, to the same bits for any number of rows. On a GPU one may have torch's
+own product instead, which may be faster, and which makes no such promise: it chooses its routine by
+the number of rows. Knows nothing of models or checkpoints.
 
 Native code sums every output in the order of the inputs, whatever the number of rows. It is as fast
 as oneDNN or faster for every dtype and instruction set but many rows of what oneDNN does best. CPU
@@ -30,22 +32,33 @@ AVX512-BF16, torch 2.13, 1 to 16 threads, 1 to 1,000 rows, inner sizes 7 to 8,19
 - float32 plain (MKL): the bits differ between 1, 2-3, 4-7 and 8 or more rows, and now and then
   between larger numbers where the threads share the rows unevenly.
 
-Hence a single row is padded to two, and plain products on a CPU run in tiles of a fixed
-number of rows, the last one padded with zeros. A row's place among the rows changes nothing
-either. No such promise holds on a GPU, where the library chooses by the number of rows.
+Hence a single row is padded to two, and `octavo_kernels.linear` gives torch the same number of rows
+each time. A row's place among the rows changes nothing either.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
-from octavo_kernels import pack_weight, packed_linear
+from octavo_kernels import linear, pack_weight, packed_linear
+
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Multiplies x [rows, in] by a plain weight [out, in], transposed, and adds a bias [out] if any."""
 
 # Rows the packed layout is chosen for; one layout serves every number of rows.
 _PACKING_ROWS = 32
 _MIN_ROWS = 2
-_PLAIN_TILE_ROWS = 32
+
+
+def plain_product(device: torch.device, *, deterministic: bool) -> Product:
+    """Return what multiplies by plain weights: torch's own product on a GPU that need not repeat.
+
+    A CPU always repeats: its bits never depend on the number of rows.
+    """
+    return linear if deterministic or device.type == "cpu" else F.linear
 
 
 class PackedLinear:
@@ -54,9 +67,18 @@ class PackedLinear:
     Args:
         weight: [out, in]; not kept when it can be packed, so drop your own reference to free it.
         bias: [out] or None.
+        deterministic: Whether a row must have the same bits whatever the other rows are; on a CPU
+            it has in any case.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        deterministic: bool = True,
+    ) -> None:
+        self.deterministic = deterministic
         self.out_features, self.in_features = weight.shape
         self._bias = bias
         self.native = pack_weight(weight, bias)
@@ -64,6 +86,7 @@ class PackedLinear:
         self._packed = _pack(weight) if self.native is None else None
         is_plain = self.native is None and self._packed is None
         self._plain = weight if is_plain else None
+        self._multiply = plain_product(weight.device, deterministic=deterministic)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T + bias, [rows, out], for x [rows >= 1, in] of its dtype."""
@@ -74,9 +97,7 @@ class PackedLinear:
                 return _multiply_packed(x, self._packed, self._bias)
             return _multiply_packed(x.expand(_MIN_ROWS, -1), self._packed, self._bias)[:1]
         assert self._plain is not None
-        if x.device.type == "cpu":
-            return _multiply_tiles(x, self._plain, self._bias)
-        return F.linear(x, self._plain, self._bias)
+        return self._multiply(x, self._plain, self._bias)
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:
@@ -101,13 +122,3 @@ def _multiply_packed(
         x, packed, bias, "none", [], ""
     )
     return product
-
-
-def _multiply_tiles(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    num_rows = x.shape[0]
-    padded = F.pad(x, (0, 0, 0, -num_rows % _PLAIN_TILE_ROWS))
-    starts = range(0, padded.shape[0], _PLAIN_TILE_ROWS)
-    products = [F.linear(padded[i : i + _PLAIN_TILE_ROWS], weight, bias) for i in starts]
-    return torch.cat(products)[:num_rows]

@@ -61,7 +61,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     checkpoint = Checkpoint(directory)
     checkpoint.check(expected_tensors(spec), _ignored_tensors(spec))
     dtype = _dtype(config.dtype, spec, checkpoint)
-    weights = _WeightReader(checkpoint, spec, dtype, device).read(max_model_len)
+    reader = _WeightReader(checkpoint, spec, dtype, device, deterministic=config.deterministic)
+    weights = reader.read(max_model_len)
     shape = KVCacheShape(
         num_layers=spec.num_layers,
         num_kv_heads=spec.num_kv_heads,
@@ -150,21 +151,28 @@ class _WeightReader:
     """Reads a checked checkpoint into decoder weights of one dtype on one device."""
 
     def __init__(
-        self, checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+        self,
+        checkpoint: Checkpoint,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        deterministic: bool,
     ) -> None:
         self._checkpoint = checkpoint
         self._spec = spec
         self._dtype = dtype
         self._device = device
+        self._deterministic = deterministic
 
     def read(self, max_len: int) -> DecoderWeights:
         embedding = self._tensor("model.embed_tokens.weight")
-        tied = self._spec.tied_embeddings
+        head = embedding if self._spec.tied_embeddings else self._tensor("lm_head.weight")
         return DecoderWeights(
             embedding=embedding,
             layers=tuple(self._layer(i) for i in range(self._spec.num_layers)),
             final_norm=self._tensor("model.norm.weight"),
-            lm_head=PackedLinear(embedding if tied else self._tensor("lm_head.weight")),
+            lm_head=PackedLinear(head, deterministic=self._deterministic),
             cos_sin=rotary_table(self._spec.rope, max_len).to(self._device),
         )
 
@@ -187,7 +195,8 @@ class _WeightReader:
 
     def _linear(self, names: list[str], has_bias: bool) -> PackedLinear:
         bias = self._tensor(*(f"{name}.bias" for name in names)) if has_bias else None
-        return PackedLinear(self._tensor(*(f"{name}.weight" for name in names)), bias)
+        weight = self._tensor(*(f"{name}.weight" for name in names))
+        return PackedLinear(weight, bias, deterministic=self._deterministic)
 
     def _tensor(self, *names: str) -> torch.Tensor:
         """Return tensors joined along their rows, in memory of their own."""
