@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from octavo_kernels import add_rms_norm, apply_rope, gelu_and_mul, rms_norm, silu_and_mul
+from octavo_kernels import KVCacheShape, add_rms_norm, rms_norm
+from octavo_kernels._native.library import native_instructions
+from octavo_kernels.native_attention import NativeAttention
+from octavo_kernels.reference_attention import ReferenceAttention
 
 pytestmark = pytest.mark.kernels
 
@@ -22,11 +25,44 @@ OPERATIONS = {
         *(torch.empty(3, 4, 8), torch.empty(3, 2, 8), True),
     ),
 }
+# Those of attention backends, of the storage of a cache of this shape.
+SHAPE = KVCacheShape(num_layers=2, num_kv_heads=2, head_dim=8, block_size=8, dtype=torch.float32)
+SLOTS = torch.arange(8, 11)
+STEP = tuple(torch.tensor(x, dtype=torch.int32) for x in ([0, 3], [3], [[1]]))
+ATTENTION = {
+    "write_kv_cache": lambda storage: (*torch.randn(2, 3, 2, 8), storage, 1, SLOTS),
+    "rope_and_write_kv_cache": lambda storage: (
+        *(torch.randn(3, 4, 8), *torch.randn(2, 3, 2, 8), torch.arange(3), torch.randn(5, 6)),
+        *(storage, 1, SLOTS, torch.empty(3, 4, 8), True),
+    ),
+    "paged_attention": lambda storage: (
+        *(torch.randn(3, 4, 8), storage, 1, *STEP, 0.5, 2, 9.0, torch.zeros(4)),
+        torch.empty(3, 4, 8),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_holds_what_torch_asks_of_one(name):
     torch.library.opcheck(getattr(torch.ops.octavo, name).default, OPERATIONS[name]())
+
+
+@pytest.mark.skipif(native_instructions() is None, reason="no native code can be had")
+@pytest.mark.parametrize("name", ATTENTION)
+def test_an_operation_of_native_attention_holds_what_torch_asks_of_one(name):
+    instructions = native_instructions()
+    storage = NativeAttention(SHAPE, instructions).allocate(2).storage
+    arguments = (*ATTENTION[name](storage), instructions.name)
+    torch.library.opcheck(getattr(torch.ops.octavo, f"native_{name}").default, arguments)
+
+
+@pytest.mark.parametrize(
+    "name", ["reference_write_kv_cache", "reference_paged_attention", "folded_paged_attention"]
+)
+def test_an_operation_of_attention_in_torch_holds_what_torch_asks_of_one(name):
+    storage = ReferenceAttention(SHAPE, torch.device("cpu")).allocate(2).storage
+    arguments = ATTENTION[name.split("_", 1)[1]](storage)
+    torch.library.opcheck(getattr(torch.ops.octavo, name).default, arguments)
 
 
 def norms_in_place(x, weight):
