@@ -25,6 +25,17 @@ def test_no_step_is_longer_than_a_sequence_may_be():
     assert steps.max_prefill == 50
 
 
+def test_prompts_take_each_kernel_that_products_have_for_few_tokens():
+    def lens(max_num_tokens: int) -> list[list[tuple[int, int]]]:
+        return [
+            shares(step) for step in WarmUpSteps(StepSizes(3, max_num_tokens, 4096, 16)).prompts()
+        ]
+
+    assert lens(512) == [[(0, 64)], [(0, 128)]]
+    assert lens(100) == [[(0, 64)]]
+    assert lens(64) == []
+
+
 def test_sequences_decode_with_short_and_long_contexts_alone_and_together():
     steps = WarmUpSteps(StepSizes(3, 512, 4096, 16))
     assert [shares(step) for step in steps.decodes()] == [
@@ -41,7 +52,7 @@ def test_sequences_decode_with_short_and_long_contexts_alone_and_together():
 def test_every_step_keeps_to_the_blocks_of_the_small_cache_and_to_the_largest_step(sizes):
     steps = WarmUpSteps(sizes)
     every = [steps.largest(), steps.prefill(steps.min_prefill), steps.prefill(steps.max_prefill)]
-    for step in (*every, *steps.decodes()):
+    for step in (*every, *steps.prompts(), *steps.decodes()):
         assert step.num_scheduled_tokens <= sizes.max_num_tokens
         for sequence, count, _ in step.scheduled:
             assert sequence.num_computed_tokens + count == sequence.num_tokens

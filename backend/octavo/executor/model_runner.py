@@ -153,7 +153,7 @@ class ModelRunner:
         def run_all() -> None:
             for output in (steps.largest(), steps.prefill(steps.min_prefill)):
                 sample_every_way(run(output))
-            for output in steps.decodes():
+            for output in (*steps.prompts(), *steps.decodes()):
                 run(output)
 
         def prefill_s(num_tokens: int) -> float:

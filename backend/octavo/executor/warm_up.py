@@ -22,6 +22,10 @@ from octavo.sequence import Sequence
 #: A context longer than what any attention kernel reduces in one piece, in tokens.
 _LONG_CONTEXT = 2048
 
+#: The most tokens that a GPU multiplies by weights with kernels for few; more of them take what the
+#: last of these took, or the largest step.
+_FEW_TOKENS = (64, 128)
+
 #: Every way that a row can go in the sampler. The first draws from all that is left by filters.
 _KINDS_OF_SAMPLING = (
     SamplingParams(temperature=1.0, top_k=1000, top_p=0.99, min_p=1e-6, seed=0),
@@ -60,6 +64,12 @@ class WarmUpSteps:
     def prefill(self, num_tokens: int) -> SchedulerOutput:
         """Return a step of one prompt, of at most `max_prefill` tokens."""
         return self._step([(0, num_tokens)])
+
+    def prompts(self) -> Iterator[SchedulerOutput]:
+        """Yield steps of one prompt each, for which products may have kernels of their own."""
+        for num_tokens in _FEW_TOKENS:
+            if num_tokens < self.max_prefill:
+                yield self.prefill(num_tokens)
 
     def decodes(self) -> Iterator[SchedulerOutput]:
         """Yield steps of sequences that compute one token each."""
