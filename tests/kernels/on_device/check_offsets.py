@@ -13,6 +13,7 @@ from octavo_kernels._launch import choose_apply_rope, choose_gated, choose_rms_n
 from octavo_kernels._triton.apply_rope import launch_apply_rope
 from octavo_kernels._triton.gated import launch_gated
 from octavo_kernels._triton.rms_norm import launch_add_rms_norm, launch_rms_norm
+from octavo_kernels._triton.rope_and_write_kv_cache import launch_rope_and_write_kv_cache
 
 
 @pytest.fixture
@@ -57,3 +58,21 @@ def test_rope(place_apart, capability, device, assert_near):
     expected = apply_rope_reference(q, k, positions, table)
     assert_near(placed[0].cpu(), expected[0])
     assert_near(placed[1].cpu(), expected[1])
+
+
+def test_rope_and_cache(place_apart, capability, device, assert_near):
+    q, k, v = torch.randn(3, 2, 8).half(), torch.randn(3, 1, 8).half(), torch.randn(3, 1, 8).half()
+    table, positions = torch.randn(4, 8), torch.arange(3)
+    tensors = tuple(place_apart(x) for x in (q, k, v, torch.zeros_like(q)))
+    layer = tuple(place_apart(torch.zeros(3, 1, 4, 8).half()) for _ in range(2))
+    slots = torch.tensor([9, 0, 7], device=device)
+    launch_rope_and_write_kv_cache(
+        *(tensors, layer, positions.to(device), table.to(device), slots),
+        choose_apply_rope(4, capability),
+        interleaved=False,
+    )
+    expected = apply_rope_reference(q, k, positions, table)
+    assert_near(tensors[3].cpu(), expected[0])
+    keys, values = (x.flatten(0, 2).cpu()[slots.cpu()] for x in layer)
+    assert_near(keys, expected[1][:, 0])
+    assert torch.equal(values, v[:, 0])

@@ -149,3 +149,25 @@ def test_a_graph_gives_the_same_bits(interleaved, device):
     assert torch.equal(cache.storage, expected.storage)
     for actual, out in zip(compiled, outs, strict=True):
         assert torch.equal(actual, out)
+
+
+@pytest.mark.parametrize(
+    "name", ["triton_write_kv_cache", "triton_rope_and_write_kv_cache", "triton_paged_attention"]
+)
+def test_an_operation_holds_what_torch_asks_of_one(name, interleaved, device):
+    q, (k, v) = torch.randn(3, 4, 8, device=device), torch.randn(2, 3, 2, 8, device=device)
+    _, layer = make_cache(2, 2, 8, 8, torch.float32, device)
+    positions, slots = torch.arange(3, device=device), torch.arange(8, 11, device=device)
+    step = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 3], [3], [[1]]))
+    table, out = make_table(5, 6, device), torch.empty_like(q)
+    arguments = {
+        "triton_write_kv_cache": (k, v, *layer, slots),
+        "triton_rope_and_write_kv_cache": (
+            *(q, k, v, positions, table, *layer, slots, out, interleaved),
+        ),
+        "triton_paged_attention": (
+            *(q, *layer, *step, 3, 0.5, 2, 9.0, torch.zeros(4, device=device), out),
+            [16, 16, 32, 4, 2, 2, 1],
+        ),
+    }
+    torch.library.opcheck(getattr(torch.ops.octavo, name).default, arguments[name])
