@@ -15,7 +15,8 @@ from octavo_kernels import (
     KVCacheShape,
     make_attention_backend,
 )
-from octavo_kernels._native.library import native_library
+from octavo_kernels._native import library
+from octavo_kernels._native.library import load_library, native_library
 from octavo_kernels._native.processor import usable_instruction_sets
 from octavo_kernels.folded_attention import FoldedAttention, make_folded_attention
 from octavo_kernels.native_attention import NativeAttention
@@ -100,6 +101,28 @@ _INSTRUCTION_SETS = {x.name: x for x in usable_instruction_sets() if native_libr
 def native_name(request) -> str:
     """Name each version of the native code that this machine can run."""
     return request.param
+
+
+@pytest.fixture
+def each_instruction_set(native_name, monkeypatch) -> None:
+    """Let operations run each version of the native code that this machine can run."""
+    if native_name in _INSTRUCTION_SETS:
+        chosen = load_library(_INSTRUCTION_SETS[native_name])
+        monkeypatch.setattr(library, "native_library", lambda: chosen)
+
+
+@pytest.fixture
+def surround():
+    """Place rows in the middle of NaN: whoever reads outside them is found."""
+
+    def place(rows: torch.Tensor) -> torch.Tensor:
+        """Return a view equal to rows [n, width], in a larger tensor of NaN."""
+        count, width = rows.shape
+        whole = poisoned(count + 2, width + 8, dtype=rows.dtype)
+        whole[1:-1, 3:-5] = rows
+        return whole[1:-1, 3:-5]
+
+    return place
 
 
 @pytest.fixture(params=["plain", *_WITHOUT_COMPILER, *(_INSTRUCTION_SETS or ["fast"])])
