@@ -7,13 +7,14 @@ at the rate of a copy. The model has random weights, made on the device.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gpu.ceilings import copy_bytes_per_s
 from gpu.context import Context
-from gpu.engines import Ask, draw_asks, options_of
+from gpu.engines import Ask, draw_asks, options_of, release
 from gpu.models import LLAMA_8B, TINY, ModelSize, random_model, weight_bytes
 from gpu.report import Line, Section, Verdict
 from octavo.config import EngineConfig
@@ -69,12 +70,42 @@ class RepeatingRunner:
 
 
 def steps(context: Context) -> list[Section]:
-    """Time decode steps at each batch size on one engine."""
+    """Time decode steps at each batch size, with the engine's own products and with torch's."""
     size, length = (LLAMA_8B, 1024) if context.is_gpu else (TINY, 24)
-    batches = (1, 32, 256) if context.is_gpu else (1, 4)
     ceiling = copy_bytes_per_s(context.device)
-    num_new = _WARM_UPS + _STEPS + 10
-    config = _config(context, max(batches), length + num_new)
+    lines = []
+    for deterministic in (True,) if context.quick else (True, False):
+        lines += _lines(size, length, ceiling, context, deterministic=deterministic)
+        release(context.device)
+    notes = (
+        f"A random Llama of {size.num_hidden_layers} layers of {size.hidden_size} in bfloat16, "
+        f"prompts of {length:,} tokens, greedy. The floor is the bytes of weights, keys and "
+        f"values at {ceiling / 1e9:,.0f} GB/s. The forward pass is timed by itself, launched over "
+        "and over; the gap is the rest of a step: choosing tokens, and the device waiting. "
+        "Products by `linear` are those of `deterministic=true`.",
+    )
+    times = ("step, ms", "tokens/s", "floor, ms", "floor's share", "forward, ms", "gap")
+    heads = ("products", "batch", *times)
+    return [Section("Decode steps", heads, tuple(lines), notes, is_speed=True)]
+
+
+def _lines(
+    size: ModelSize, length: int, ceiling: float, context: Context, *, deterministic: bool
+) -> list[Line]:
+    batches = (1, 32, 256) if context.is_gpu else (1, 4)
+    budget = 8192 if context.is_gpu else 64  # tokens of a step while prompts are computed
+    # Longer answers than are waited for: those that begin first go on while others begin.
+    num_new = _WARM_UPS + _STEPS + 10 + 2 * (max(batches) * length // budget + 1)
+    longest = length + num_new
+    options = {
+        "model": "random",
+        "deterministic": deterministic,
+        "max_num_seqs": max(batches),
+        "max_num_batched_tokens": budget,
+        "max_model_len": longest,
+        "num_kv_blocks": max(batches) * -(-longest // 16) + 1,
+    }
+    config = EngineConfig(**options_of(context.device, **options))
     loaded = ModelRunner(config, load=random_model(size, torch.bfloat16, context.device))
     runner = RepeatingRunner(loaded, context.device)
     engine = Engine(config, runner)
@@ -82,35 +113,28 @@ def steps(context: Context) -> list[Section]:
     for batch in batches:
         if context.is_late:
             break
-        # Longer answers than are waited for: none ends while steps are timed.
         asks = draw_asks([length] * batch, num_new, size.vocab_size, greedy=True)
-        step_s = _time_steps(engine, runner, asks, context.device)
-        lines.append(_line(batch, length, step_s, runner.forward_s, ceiling, size))
-    notes = (
-        f"A random Llama of {size.num_hidden_layers} layers of {size.hidden_size} in bfloat16, "
-        f"contexts of {length:,} tokens, greedy. The floor is the bytes of weights, keys and "
-        f"values at {ceiling / 1e9:,.0f} GB/s. The forward pass is timed by itself, launched over "
-        "and over; the gap is the rest of a step: choosing tokens, and the device waiting.",
-    )
-    heads = ("batch", "step, ms", "tokens/s", "floor, ms", "floor's share", "forward, ms", "gap")
-    return [Section("Decode steps", heads, tuple(lines), notes, is_speed=True)]
+        timed = _time_steps(engine, runner, asks, context.device)
+        line = _line(batch, timed, runner.forward_s, ceiling, size)
+        products = "linear" if deterministic else "torch"
+        lines.append(Line((products, *line.cells), line.verdict))
+    return lines
 
 
-def _config(context: Context, max_num_seqs: int, longest: int) -> EngineConfig:
-    options = {
-        "model": "random",
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": 4096 if context.is_gpu else 64,
-        "max_model_len": longest,
-        "num_kv_blocks": max_num_seqs * -(-longest // 16) + 1,
-    }
-    return EngineConfig(**options_of(context.device, **options))
+@dataclass(frozen=True, slots=True)
+class TimedSteps:
+    """Steps in which all sequences decode."""
+
+    seconds: float
+    """Of one step."""
+    num_tokens: float
+    """Tokens whose keys and values a step reads, of all sequences, on average."""
 
 
 def _time_steps(
     engine: Engine, runner: RepeatingRunner, asks: list[Ask], device: torch.device
-) -> float:
-    """Return the seconds of a step in which all sequences decode; ends all requests."""
+) -> TimedSteps:
+    """Time decode steps of these requests alone, and end them."""
     for index, ask in enumerate(asks):
         engine.add(Request(f"{len(asks)} {index}", ask.prompt, ask.params, time.monotonic()))
     started: set[str] = set()
@@ -120,17 +144,21 @@ def _time_steps(
         engine.step()
     runner.repeats = _REPEATS
     engine.step()
+    running = engine.scheduler.running
+    num_before = sum(sequence.num_computed_tokens for sequence in running)
     _wait(device)
     started_s = time.perf_counter()
     for _ in range(_STEPS):
         engine.step()
     _wait(device)
-    step_s = (time.perf_counter() - started_s) / _STEPS
+    seconds = (time.perf_counter() - started_s) / _STEPS
+    if len(running) != len(asks):
+        raise RuntimeError(f"{len(running)} sequences decoded but {len(asks)} were meant to")
     for index in range(len(asks)):
         engine.abort(f"{len(asks)} {index}", FinishReason.ABORT)
     while engine.has_unfinished:
         engine.step()
-    return step_s
+    return TimedSteps(seconds, num_before + len(asks) * (_STEPS + 1) / 2)
 
 
 def _wait(device: torch.device) -> None:
@@ -138,13 +166,11 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _line(
-    batch: int, length: int, step_s: float, forward_s: float, ceiling: float, size: ModelSize
-) -> Line:
+def _line(batch: int, timed: TimedSteps, forward_s: float, ceiling: float, size: ModelSize) -> Line:
     head_dim = size.hidden_size // size.num_attention_heads
     token_bytes = 4 * size.num_hidden_layers * size.num_key_value_heads * head_dim
-    kv_bytes = batch * (length + _WARM_UPS + _STEPS // 2) * token_bytes
-    floor_s = (weight_bytes(size, 2) + kv_bytes) / ceiling
+    step_s = timed.seconds
+    floor_s = (weight_bytes(size, 2) + timed.num_tokens * token_bytes) / ceiling
     share, target = floor_s / step_s, _TARGETS.get(batch)
     has_target = target is not None and size is LLAMA_8B
     wanted = f" (target {target:.0%})" if has_target else ""

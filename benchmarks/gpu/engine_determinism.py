@@ -42,6 +42,7 @@ class Axis:
     """One request after the other."""
     preempts: bool = False
     """It must have preempted, or it shows nothing."""
+    is_promised: bool = True
 
 
 def engine_determinism(context: Context) -> list[Section]:
@@ -56,7 +57,8 @@ def engine_determinism(context: Context) -> list[Section]:
         for dtype in ("bfloat16",) if context.quick else ("bfloat16", "float32"):
             lines += _lines(Path(folder), dtype, asks, context)
     heads = ("type", "axis", "answers", "answers that differ")
-    return [Section("Engine: the same tokens and log-probabilities", heads, tuple(lines))]
+    notes = ("Compared with each request alone.",)
+    return [Section("Engine: the same tokens and log-probabilities", heads, tuple(lines), notes)]
 
 
 def _lines(checkpoint: Path, dtype: str, asks: list[Ask], context: Context) -> list[Line]:
@@ -72,9 +74,12 @@ def _lines(checkpoint: Path, dtype: str, asks: list[Ask], context: Context) -> l
             expected = traces
             continue
         differing = sum(a != b for a, b in zip(traces, expected, strict=True))
-        holds = differing == 0 and (preempted or not axis.preempts)
-        name = axis.name if preempted or not axis.preempts else f"{axis.name}: none happened"
-        lines.append(Line((dtype, name, str(len(asks)), str(differing)), Verdict.of(holds)))
+        shows = preempted or not axis.preempts
+        name = axis.name if shows else f"{axis.name}: none happened"
+        verdict = Verdict.of(differing == 0 and shows)
+        if not axis.is_promised:
+            verdict = Verdict.NONE
+        lines.append(Line((dtype, name, str(len(asks)), str(differing)), verdict))
     return lines
 
 
@@ -95,6 +100,8 @@ def _axes(asks: list[Ask], context: Context) -> list[Axis]:
     if context.is_gpu:
         axes.append(Axis("without CUDA graphs", change_tools=eager))
         axes.append(Axis("not asynchronous", change_tools=synchronous))
+        by_torch = {"deterministic": False}
+        axes.append(Axis("all in one batch, products by torch", by_torch, is_promised=False))
     return axes
 
 

@@ -83,7 +83,7 @@ def random_model(size: ModelSize, dtype: torch.dtype, device: torch.device) -> M
             spec.num_layers, spec.num_kv_heads, spec.head_dim, config.block_size, dtype
         )
         attention = make_attention_backend(shape, device)
-        weights = _weights(spec, max_len, _Drawer(dtype, device, _std(size)))
+        weights = _weights(spec, max_len, _Drawer(dtype, device, _std(size), config.deterministic))
         decoder = Decoder(spec, weights, attention)
         return LoadedModel(spec, decoder, attention, dtype, device, Path("random"), max_len)
 
@@ -102,6 +102,7 @@ class _Drawer:
     dtype: torch.dtype
     device: torch.device
     std: float
+    deterministic: bool
 
     def tensor(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(std=self.std)
@@ -110,7 +111,8 @@ class _Drawer:
         return torch.ones(size, dtype=self.dtype, device=self.device)
 
     def linear(self, out_features: int, in_features: int) -> PackedLinear:
-        return PackedLinear(self.tensor(out_features, in_features))
+        weight = self.tensor(out_features, in_features)
+        return PackedLinear(weight, deterministic=self.deterministic)
 
 
 def _weights(spec: ModelSpec, max_len: int, draw: _Drawer) -> DecoderWeights:

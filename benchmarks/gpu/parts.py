@@ -28,16 +28,17 @@ class Part:
 
 
 PARTS = {
-    "kernels": Part(("correctness:kernels",), 150, "every operation against its reference"),
+    "kernels": Part(("correctness:kernels",), 140, "every operation against its reference"),
     "determinism": Part(
         ("kernel_determinism:kernel_determinism", "engine_determinism:engine_determinism"),
-        100,
+        120,
         "the same bits, of kernels and of engines, however they work",
     ),
-    "equality": Part(("equality:equality",), 90, "answers as transformers computes them"),
+    "equality": Part(("equality:equality",), 75, "answers as transformers computes them"),
     "serving": Part(("serving:serving",), 40, "no compilation and no wait after load"),
-    "attention": Part(("attention_speed:attention",), 70, "decode and prefill attention"),
-    "steps": Part(("decode_speed:steps",), 110, "whole decode steps against the floor"),
+    "attention": Part(("attention_speed:attention",), 60, "decode and prefill attention"),
+    "steps": Part(("decode_speed:steps",), 100, "whole decode steps against the floor"),
+    "products": Part(("product_speed:products",), 30, "products with weights against torch's"),
     "swap": Part(("swap_speed:swap",), 20, "KV blocks to the host and back"),
 }
 

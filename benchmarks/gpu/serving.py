@@ -31,20 +31,15 @@ _SYNCHRONIZING = "called a synchronizing CUDA operation"
 def serving(context: Context) -> list[Section]:
     """Serve requests of every kind on a model that is loaded, and count."""
     size = SMALL if context.is_gpu else TINY
-    dtype = torch.bfloat16
-    config = EngineConfig(
-        model="random",
-        max_num_seqs=24,
-        max_num_batched_tokens=256,
-        max_model_len=size.max_position_embeddings,
-        num_kv_blocks=1024 if context.is_gpu else 128,
-        **{
-            name: value
-            for name, value in options_of(context.device).items()
-            if name not in ("max_num_seqs",)
-        },
-    )
-    engine = make_engine(config, load=random_model(size, dtype, context.device))
+    options = {
+        "model": "random",
+        "max_num_seqs": 24,
+        "max_num_batched_tokens": 256,
+        "max_model_len": size.max_position_embeddings,
+        "num_kv_blocks": 1024 if context.is_gpu else 128,
+    }
+    config = EngineConfig(**options_of(context.device, **options))
+    engine = make_engine(config, load=random_model(size, torch.bfloat16, context.device))
     top = size.max_position_embeddings
     lengths = [1, 3, 15, 16, 17, 63, 100, 255, 256, 257, top // 2, top - 40] * 2
     num_tokens = 32 if context.is_gpu else 4
