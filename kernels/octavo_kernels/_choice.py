@@ -10,6 +10,8 @@ import os
 
 import torch
 
+from octavo_kernels._launch import Architecture
+
 _logger = logging.getLogger(__name__)
 
 
@@ -34,7 +36,7 @@ def _has_language() -> bool:
     return found
 
 
-def gpu_capability(tensor: torch.Tensor) -> int | None:
+def gpu_capability(tensor: torch.Tensor) -> Architecture | None:
     """Return the architecture that kernels for this tensor are launched on, else None.
 
     None when the tensor is not on a GPU, when plain torch is asked for, and, after one warning,
@@ -46,6 +48,13 @@ def gpu_capability(tensor: torch.Tensor) -> int | None:
 
 
 @functools.cache
-def _capability(device: torch.device) -> int:
+def _capability(device: torch.device) -> Architecture:
+    if torch.version.hip is not None:
+        return amd_architecture(torch.cuda.get_device_properties(device).gcnArchName)
     major, minor = torch.cuda.get_device_capability(device)
     return major * 10 + minor
+
+
+def amd_architecture(name: str) -> Architecture:
+    """Return an AMD architecture of a name that tells its features too, as torch gives it."""
+    return name.split(":")[0]

@@ -16,7 +16,7 @@ from torch.compiler import is_compiling
 from octavo_kernels._attention_check import check_kv, check_query, check_rope_and_write
 from octavo_kernels._attention_launch import AttentionConfig, choose_attention
 from octavo_kernels._choice import gpu_capability
-from octavo_kernels._launch import COMPILED_CAPABILITIES, choose_apply_rope
+from octavo_kernels._launch import COMPILED_CAPABILITIES, Architecture, choose_apply_rope
 from octavo_kernels._register import register
 from octavo_kernels._torch_cache import allocate_in_torch, copy_in_torch
 from octavo_kernels._triton.paged_attention import Layer, Rows, Scores, launch_paged_attention
@@ -227,10 +227,10 @@ def _config(*fields: int) -> AttentionConfig:
 
 
 def make_triton_attention(
-    shape: KVCacheShape, device: torch.device, capability: int
+    shape: KVCacheShape, device: torch.device, capability: Architecture
 ) -> TritonAttention | None:
     """Return the backend of an NVIDIA GPU, or None where the plain one must serve."""
-    if torch.version.hip is not None or not TritonAttention.supports(shape, capability):
+    if isinstance(capability, str) or not TritonAttention.supports(shape, capability):
         return None
     config = choose_attention(shape.head_dim, shape.dtype.itemsize, capability)
     properties = torch.cuda.get_device_properties(device)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from octavo_kernels._choice import gpu_capability
+from octavo_kernels._choice import amd_architecture, gpu_capability
 
 pytestmark = pytest.mark.kernels
 
@@ -48,6 +48,11 @@ def output_of(code: str, **environment: str) -> str:
 
 def test_a_tensor_on_the_cpu_has_no_gpu_capability():
     assert gpu_capability(torch.ones(1)) is None
+
+
+@pytest.mark.parametrize("name", ["gfx942", "gfx942:sramecc+:xnack-"])
+def test_an_amd_gpu_is_known_by_its_architecture_without_its_features(name):
+    assert amd_architecture(name) == "gfx942"
 
 
 def test_the_package_works_without_the_language_of_gpu_kernels():

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_kernels._launch import HeadsConfig, apply_rope_configs
+from octavo_kernels._launch import Architecture, HeadsConfig, apply_rope_configs
 from octavo_kernels._triton.ahead_of_time import KernelCase
 
 
@@ -158,7 +158,7 @@ def launch_apply_rope(
     )
 
 
-def kernel_cases(capability: int, dtype: str) -> Iterator[KernelCase]:
+def kernel_cases(capability: Architecture, dtype: str) -> Iterator[KernelCase]:
     """Yield what is launched for tensors of this type; see catalog."""
     types = [f"*{dtype}"] * 4 + ["*i64", "*fp32"] + ["i32"] * 9
     for config in apply_rope_configs(capability):

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_kernels._launch import PiecesConfig, choose_gated
+from octavo_kernels._launch import Architecture, PiecesConfig, choose_gated
 from octavo_kernels._triton.ahead_of_time import KernelCase
 
 
@@ -53,7 +53,7 @@ def launch_gated(name: str, gate_up: torch.Tensor, out: torch.Tensor, config: Pi
     )
 
 
-def kernel_cases(capability: int, dtype: str) -> Iterator[KernelCase]:
+def kernel_cases(capability: Architecture, dtype: str) -> Iterator[KernelCase]:
     """Yield what is launched for tensors of this type; see catalog."""
     config = choose_gated(capability)
     for kernel in _KERNELS.values():

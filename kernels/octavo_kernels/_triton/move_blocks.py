@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_kernels._launch import PiecesConfig, choose_block_moves
+from octavo_kernels._launch import Architecture, PiecesConfig, choose_block_moves
 from octavo_kernels._triton.ahead_of_time import KernelCase
 
 
@@ -74,7 +74,7 @@ def _launch(kernel, tensors, num_blocks: int, moved: torch.Tensor, config: Piece
     )
 
 
-def kernel_cases(capability: int, dtype: str) -> Iterator[KernelCase]:
+def kernel_cases(capability: Architecture, dtype: str) -> Iterator[KernelCase]:
     """Yield what is launched for tensors of this type; see catalog."""
     config = choose_block_moves(capability)
     types = [f"*{dtype}", "*i64", f"*{dtype}", "i32", "i32"]

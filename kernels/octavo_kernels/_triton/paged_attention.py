@@ -28,6 +28,7 @@ from octavo_kernels._attention_launch import (
     num_query_blocks,
     rows_for,
 )
+from octavo_kernels._launch import Architecture
 from octavo_kernels._triton.ahead_of_time import KernelCase
 
 _LOG2E = 1.4426950408889634
@@ -348,7 +349,7 @@ def launch_paged_attention(
         )
 
 
-def kernel_cases(capability: int, dtype: str) -> Iterator[KernelCase]:
+def kernel_cases(capability: Architecture, dtype: str) -> Iterator[KernelCase]:
     """Yield what is launched for tensors of this type; see catalog."""
     tensor, index = f"*{dtype}", "*i32"
     types = [tensor, *["*fp32"] * 2, *[tensor] * 3, "*fp32", *[index] * 3, *["i32"] * 8]

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_kernels._launch import RowsConfig, rms_norm_configs
+from octavo_kernels._launch import Architecture, RowsConfig, rms_norm_configs
 from octavo_kernels._triton.ahead_of_time import KernelCase
 
 
@@ -123,7 +123,7 @@ def launch_add_rms_norm(
     )
 
 
-def kernel_cases(capability: int, dtype: str) -> Iterator[KernelCase]:
+def kernel_cases(capability: Architecture, dtype: str) -> Iterator[KernelCase]:
     """Yield what is launched for tensors of this type; see catalog."""
     pointer, integer = f"*{dtype}", "i32"
     for config in rms_norm_configs(capability):

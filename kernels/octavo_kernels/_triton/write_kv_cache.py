@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo_kernels._launch import Architecture
 from octavo_kernels._triton.ahead_of_time import KernelCase
 
 
@@ -77,7 +78,7 @@ def launch_write_kv_cache(
     )
 
 
-def kernel_cases(capability: int, dtype: str) -> Iterator[KernelCase]:
+def kernel_cases(capability: Architecture, dtype: str) -> Iterator[KernelCase]:
     """Yield what is launched for tensors of this type; see catalog."""
     types = [f"*{dtype}"] * 4 + ["*i64"] + ["i32"] * 4
     for head_dim in (64, 80, 128, 256):
