@@ -40,7 +40,9 @@ def attend(num_tokens: int) -> None:
     cache = backend.allocate(3)
     rows = zeros(num_tokens, 2 * HEADS, HEAD_DIM)
     slots = torch.zeros(num_tokens, dtype=torch.int64)
-    backend.write_kv_cache(rows[:, HEADS : -HEADS // 2], rows[:, -HEADS // 2 :], cache, 1, slots)
+    q, k, v = rows.split([HEADS, HEADS // 2, HEADS // 2], dim=1)
+    backend.write_kv_cache(k, v, cache, 1, slots)
+    backend.rope_and_write_kv_cache(q, k, v, slots, torch.ones(1024, HEAD_DIM), cache, 1, slots)
     for num_seqs in {1, num_tokens}:
         starts, lens = (torch.zeros(num_seqs + i, dtype=torch.int32) for i in (1, 0))
         tables = torch.zeros(num_seqs, num_tokens, dtype=torch.int32)

@@ -20,6 +20,9 @@ OPERATIONS = {
     ),
     "silu_and_mul": lambda: (torch.randn(3, 16), torch.empty(3, 8)),
     "gelu_and_mul": lambda: (torch.randn(3, 16), torch.empty(3, 8)),
+    "linear": lambda: (
+        *(torch.randn(3, 16), torch.randn(5, 16), torch.randn(5), torch.empty(3, 5)),
+    ),
     "apply_rope": lambda: (
         *(torch.randn(3, 4, 8), torch.randn(3, 2, 8), torch.arange(3), torch.randn(5, 6)),
         *(torch.empty(3, 4, 8), torch.empty(3, 2, 8), True),
