@@ -37,7 +37,7 @@ def token_logprobs_kernel(
         x = tl.load(row + id, mask=id < size, other=float("-inf"))
         total += tl.exp(x - best)
     chosen = tl.load(row + token_id, mask=exists, other=0.0)
-    logprob = chosen - best - tl.log(tl.sum(total, 0))
+    logprob = chosen - best - tl.log(tl.where(finite, tl.sum(total, 0), 1.0))
     tl.store(out + i, tl.where(finite, logprob, float("nan")))
 
 

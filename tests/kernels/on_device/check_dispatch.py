@@ -64,3 +64,31 @@ def test_linear(has_bias, device, as_on_a_gpu, assert_near):
     on_device = (None if tensor is None else tensor.to(device) for tensor in arguments)
     actual = octavo_kernels.linear(*on_device)
     assert_near(actual.cpu(), octavo_kernels.linear_reference(*arguments))
+
+
+def test_choice_of_tokens(device, as_on_a_gpu, assert_near):
+    for name in ("greedy", "sample", "token_logprobs"):
+        as_on_a_gpu(name)
+    logits = torch.randn(3, 50)
+    moved, best = logits.to(device), logits.argmax(-1)
+    assert torch.equal(octavo_kernels.greedy(moved).cpu(), best)
+    one, rows = torch.ones(3, device=device), torch.arange(3, device=device)
+    only = octavo_kernels.SamplingRows(one, one.int(), one, 0 * one, rows, rows)
+    assert torch.equal(octavo_kernels.sample(moved, only).cpu(), best)
+    actual = octavo_kernels.token_logprobs(moved, rows, best.to(device))
+    assert_near(actual.cpu(), logits.log_softmax(-1).amax(-1))
+
+
+def test_changes_of_logits(device, as_on_a_gpu, assert_near):
+    for name in ("apply_penalties", "apply_token_bitmask"):
+        as_on_a_gpu(name)
+    logits = torch.randn(3, 50, device=device)
+    row, two = torch.tensor([1], device=device), torch.tensor([2.0], device=device)
+    starts, ids = torch.tensor([0, 2], device=device), torch.tensor([4, 9], device=device)
+    penalties = octavo_kernels.Penalties(row, starts, ids, (ids > 4).int(), two, two, two)
+    actual = octavo_kernels.apply_penalties(logits, penalties)
+    assert_near(actual, octavo_kernels.apply_penalties_reference(logits, penalties))
+    bitmask = torch.tensor([[12345]], dtype=torch.int32, device=device)
+    actual = octavo_kernels.apply_token_bitmask(logits, bitmask, row)
+    expected = octavo_kernels.apply_token_bitmask_reference(logits, bitmask, row)
+    assert torch.equal(actual, expected)
