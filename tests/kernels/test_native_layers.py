@@ -1,0 +1,219 @@
+"""All layers in one call: the bits of the operations one by one."""
+
+import pytest
+import torch
+
+from octavo_kernels import (
+    AttentionMetadata,
+    KVCacheShape,
+    LayerParts,
+    NativeLayers,
+    SharedParts,
+    add_rms_norm,
+    make_native_layers,
+    pack_weight,
+    packed_linear,
+    rms_norm,
+    silu_and_mul,
+)
+from octavo_kernels._native.library import native_library
+from octavo_kernels._native.processor import INSTRUCTION_SETS
+from octavo_kernels.native_attention import NativeAttention
+from octavo_kernels.reference_attention import ReferenceAttention
+
+pytestmark = [
+    pytest.mark.kernels,
+    pytest.mark.skipif(native_library() is None, reason="this machine builds no native code"),
+]
+
+HIDDEN, INNER, Q_HEADS, KV_HEADS, HEAD_DIM = 50, 70, 6, 2, 16
+BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 8, 40, 64
+# Rows and length of each sequence: a prefill, a chunk, decodes.
+ROWS, LENGTHS = [9, 3, 1, 1], [9, 20, 1, 33]
+
+
+@pytest.fixture
+def instructions(native_name, each_instruction_set):
+    return next(x for x in INSTRUCTION_SETS if x.name == native_name)
+
+
+@pytest.fixture
+def make_parts(dtype, instructions):
+    def make(qk_norm=True, with_bias=True, **options) -> LayerParts:
+        def linear(inputs, outputs):
+            weight = (torch.randn(outputs, inputs) * inputs**-0.5).to(dtype)
+            bias = torch.randn(outputs).to(dtype) if with_bias else None
+            return pack_weight(weight, bias, instructions=instructions)
+
+        def norm(size):
+            return (torch.randn(size) * 0.3 + 1).to(dtype)
+
+        return LayerParts(
+            input_norm=norm(HIDDEN),
+            qkv=linear(HIDDEN, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM),
+            q_norm=norm(HEAD_DIM) if qk_norm else None,
+            k_norm=norm(HEAD_DIM) if qk_norm else None,
+            o=linear(Q_HEADS * HEAD_DIM, HIDDEN),
+            mlp_norm=norm(HIDDEN),
+            gate_up=linear(HIDDEN, 2 * INNER),
+            down=linear(INNER, HIDDEN),
+            **options,
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_shared():
+    def make(rotary_dim=HEAD_DIM, interleaved=False) -> SharedParts:
+        angles = torch.rand(MAX_LEN, rotary_dim // 2) * 6
+        cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+        return SharedParts(eps=1e-5, scale=0.3, cos_sin=cos_sin, interleaved=interleaved)
+
+    return make
+
+
+@pytest.fixture
+def backend(dtype, instructions):
+    return NativeAttention(KVCacheShape(2, KV_HEADS, HEAD_DIM, BLOCK_SIZE, dtype), instructions)
+
+
+@pytest.fixture
+def step(dtype, backend):
+    """Return (residual, positions, cache, metadata) of a mixed step over a half-filled cache."""
+    cache = backend.allocate(NUM_BLOCKS)
+    cache.storage.copy_(torch.randn(cache.storage.shape))
+    tables = torch.randperm(NUM_BLOCKS)[: 4 * 5].view(4, 5).int()
+    positions = [torch.arange(n - r, n) for r, n in zip(ROWS, LENGTHS, strict=True)]
+    slots = [
+        table[own // BLOCK_SIZE] * BLOCK_SIZE + own % BLOCK_SIZE
+        for table, own in zip(tables.long(), positions, strict=True)
+    ]
+    metadata = AttentionMetadata(
+        query_start_loc=torch.tensor([0, *ROWS]).cumsum(0).int(),
+        seq_lens=torch.tensor(LENGTHS).int(),
+        block_tables=tables,
+        slot_mapping=torch.cat(slots),
+        max_query_len=max(ROWS),
+        max_seq_len=max(LENGTHS),
+    )
+    return torch.randn(sum(ROWS), HIDDEN).to(dtype), torch.cat(positions), cache, metadata
+
+
+def run_one_by_one(backend, shared, parts, residual, positions, cache, metadata):
+    """Return the output, the residual stream and the cache that the operations leave."""
+    eps = shared.eps
+    hidden = rms_norm(residual, parts[0].input_norm, eps)
+    for index, layer in enumerate(parts):
+        if index:
+            hidden, residual = add_rms_norm(hidden, residual, layer.input_norm, eps)
+        heads = packed_linear(hidden, layer.qkv).view(len(hidden), -1, HEAD_DIM)
+        q, k, v = heads.split([Q_HEADS, KV_HEADS, KV_HEADS], dim=1)
+        if layer.q_norm is not None:
+            q, k = rms_norm(q, layer.q_norm, eps), rms_norm(k, layer.k_norm, eps)
+        q = backend.rope_and_write_kv_cache(
+            *(q, k, v, positions, shared.cos_sin, cache, index, metadata.slot_mapping),
+            interleaved=shared.interleaved,
+        )
+        attended = backend.paged_attention(
+            *(q, cache, index, metadata),
+            scale=shared.scale,
+            window=layer.window,
+            soft_cap=layer.soft_cap,
+            sinks=layer.sinks,
+        )
+        hidden = packed_linear(attended.flatten(1), layer.o)
+        hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, eps)
+        hidden = packed_linear(silu_and_mul(packed_linear(hidden, layer.gate_up)), layer.down)
+    return hidden, residual
+
+
+def copy_of(cache, backend):
+    copied = backend.allocate(NUM_BLOCKS)
+    copied.storage.copy_(cache.storage)
+    return copied
+
+
+PLAIN = {"qk_norm": False, "with_bias": False}
+OPTIONS = {"window": 7, "soft_cap": 4.0, "sinks": torch.linspace(-1, 2, Q_HEADS)}
+
+
+@pytest.mark.parametrize("rotary", [(HEAD_DIM, False), (HEAD_DIM, True), (6, False)])
+@pytest.mark.parametrize("options", [PLAIN, {}, OPTIONS], ids=["plain", "norms", "options"])
+def test_the_bits_are_those_of_the_operations_one_by_one(
+    rotary, options, backend, make_parts, make_shared, step, threads
+):
+    shared, parts = make_shared(*rotary), [make_parts(**options), make_parts(**options)]
+    residual, positions, cache, metadata = step
+    expected_cache = copy_of(cache, backend)
+    expected = run_one_by_one(backend, shared, parts, residual, positions, expected_cache, metadata)
+    run = make_native_layers(backend, shared, parts)
+    actual = run(residual, positions, cache, metadata)
+    assert torch.equal(actual, expected[0])
+    assert torch.equal(residual, expected[1])
+    assert torch.equal(cache.storage, expected_cache.storage)
+
+
+def test_a_small_step_after_a_large_one_has_the_bits_of_a_first(
+    backend, make_parts, make_shared, step
+):
+    shared, parts = make_shared(), [make_parts(), make_parts()]
+    residual, positions, cache, metadata = step
+    # The last sequence alone.
+    alone = AttentionMetadata(
+        query_start_loc=torch.tensor([0, 1]).int(),
+        seq_lens=metadata.seq_lens[3:],
+        block_tables=metadata.block_tables[3:].contiguous(),
+        slot_mapping=metadata.slot_mapping[-1:],
+        max_query_len=1,
+        max_seq_len=LENGTHS[3],
+    )
+    last = residual[-1:].clone()
+    run, other = (NativeLayers(backend.shape, shared, parts) for _ in range(2))
+    together = run(residual, positions, copy_of(cache, backend), metadata)[-1].clone()
+    assert torch.equal(
+        run(last.clone(), positions[-1:], copy_of(cache, backend), alone)[0], together
+    )
+    assert torch.equal(other(last, positions[-1:], cache, alone)[0], together)
+
+
+def test_numbers_that_point_outside_are_refused(backend, make_parts, make_shared, step):
+    run = NativeLayers(backend.shape, make_shared(), [make_parts(), make_parts()])
+    residual, positions, cache, metadata = step
+    before = cache.storage.clone()
+    positions[4] = MAX_LEN
+    with pytest.raises(IndexError, match=f"position {MAX_LEN} is outside the {MAX_LEN} of cos_sin"):
+        run(residual, positions, cache, metadata)
+    positions[4] = 4
+    slot = metadata.slot_mapping[5].item()
+    metadata.slot_mapping[5] = NUM_BLOCKS * BLOCK_SIZE
+    with pytest.raises(IndexError, match=f"slot 320 is past the cache of {NUM_BLOCKS} blocks of 8"):
+        run(residual, positions, cache, metadata)
+    assert torch.equal(cache.storage, before)
+    metadata.slot_mapping[5] = slot
+    metadata.block_tables[1, 2] = NUM_BLOCKS
+    with pytest.raises(IndexError, match="sequence 1 has rows or blocks outside the 14 rows"):
+        run(residual, positions, cache, metadata)
+
+
+def test_another_backend_runs_operation_by_operation(backend, make_parts, make_shared):
+    plain = ReferenceAttention(backend.shape, torch.device("cpu"))
+    assert make_native_layers(plain, make_shared(), [make_parts()]) is None
+
+
+def test_parts_and_steps_of_other_sizes_are_refused(backend, make_parts, make_shared, step):
+    good, shared = make_parts(), make_shared()
+    odd = LayerParts(**{**vars(good), "o": good.down})
+    with pytest.raises(ValueError, match="native_layers: o is"):
+        NativeLayers(backend.shape, shared, [good, odd])
+    unnormed = LayerParts(**{**vars(good), "mlp_norm": good.k_norm})
+    with pytest.raises(ValueError, match=r"mlp_norm has shape \[16\] but must be \[50\]"):
+        NativeLayers(backend.shape, shared, [good, unnormed])
+    run = NativeLayers(backend.shape, shared, [good, good])
+    residual, positions, cache, metadata = step
+    with pytest.raises(ValueError, match=r"positions has shape \[13\] but must be \[14\]"):
+        run(residual, positions[1:], cache, metadata)
+    with pytest.raises(ValueError, match=r"slot_mapping has shape \[14\] but must be \[13\]"):
+        run(residual[1:], positions[1:], cache, metadata)
+    with pytest.raises(ValueError, match="residual has strides"):
+        run(residual.T.contiguous().T, positions, cache, metadata)
