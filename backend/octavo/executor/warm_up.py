@@ -95,4 +95,4 @@ def sample_every_way(logits: torch.Tensor) -> None:
     """Draw from logits [rows, vocab_size] float32 in every way; mutates them."""
     for params in _KINDS_OF_SAMPLING:
         rows = [Sequence(Request("warm-up", (0,), params)) for _ in range(len(logits))]
-        sample(logits, build_sampling_batch(rows, lambda sequence: frozenset({0})))
+        sample(logits, build_sampling_batch(rows, lambda sequence: frozenset({0}))).tokens()
