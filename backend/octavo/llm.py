@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer; `token_ids` includes the token that ended it, `text` does not."""
+    """One answer; `token_ids` includes the token that ended it, `text` does if that was asked."""
 
     text: str
     token_ids: tuple[int, ...]

@@ -33,7 +33,7 @@ class OutputText:
 
     A token that ends the answer (end-of-text or a stop id) is counted but has no text, unless
     `include_stop_str_in_output` asks for it. Stop strings that end before the `min_tokens`-th token
-    are passed on as ordinary text.
+    are passed on as ordinary text; text counts when it comes out, so held bytes count late.
     """
 
     def __init__(
