@@ -27,6 +27,21 @@ OPERATIONS = {
         *(torch.randn(3, 4, 8), torch.randn(3, 2, 8), torch.arange(3), torch.randn(5, 6)),
         *(torch.empty(3, 4, 8), torch.empty(3, 2, 8), True),
     ),
+    "greedy": lambda: (torch.randn(3, 50), torch.empty(3).long()),
+    "sample": lambda: (
+        *(torch.randn(3, 50), torch.ones(3), torch.ones(3).int(), torch.ones(3), torch.zeros(3)),
+        *(torch.arange(3), torch.arange(3), torch.empty(3).long()),
+    ),
+    "token_logprobs": lambda: (
+        *(torch.randn(3, 50), torch.arange(3), torch.arange(3), torch.empty(3)),
+    ),
+    "apply_penalties": lambda: (
+        *(torch.randn(3, 50), torch.arange(3), torch.arange(4), torch.arange(3)),
+        *(torch.arange(3).int(), torch.ones(3), torch.zeros(3), torch.zeros(3)),
+    ),
+    "apply_token_bitmask": lambda: (
+        *(torch.randn(3, 50), torch.ones(3, 2).int(), torch.arange(3)),
+    ),
 }
 # Those of attention backends, of the storage of a cache of this shape.
 SHAPE = KVCacheShape(num_layers=2, num_kv_heads=2, head_dim=8, block_size=8, dtype=torch.float32)

@@ -6,6 +6,7 @@ Knows nothing of sampling.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,24 +18,36 @@ _ALIGNMENT = 16
 
 
 def to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """Return tensors like the arrays on a device, copied there at once.
+    """Return tensors like the arrays, of one dimension each, on a device; one copy takes them there.
 
     On the CPU they share the arrays' memory.
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
-    starts, size = [], 0
-    for array in arrays:
-        starts.append(size)
-        size += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-    packed = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    for array, start in zip(arrays, starts, strict=True):
+    return unpack(pack(arrays, pinned=True).to(device, non_blocking=True), arrays)
+
+
+def pack(arrays: Sequence[npt.NDArray[Any]], *, pinned: bool = False) -> torch.Tensor:
+    """Return the bytes of arrays, one behind the other, each where it is aligned."""
+    starts = _starts(arrays)
+    packed = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=pinned)
+    for array, start in zip(arrays, starts, strict=False):
         packed.numpy()[start : start + array.nbytes] = array.view(np.uint8)
-    moved = packed.to(device, non_blocking=True)
+    return packed
+
+
+def unpack(packed: torch.Tensor, arrays: Sequence[npt.NDArray[Any]]) -> list[torch.Tensor]:
+    """Return tensors like the arrays that were packed, which share the memory of `packed`."""
     return [
-        moved[start : start + array.nbytes].view(torch.from_numpy(array).dtype)
-        for array, start in zip(arrays, starts, strict=True)
+        packed[start : start + array.nbytes].view(torch.from_numpy(array).dtype)
+        for array, start in zip(arrays, _starts(arrays), strict=False)
     ]
+
+
+def _starts(arrays: Sequence[npt.NDArray[Any]]) -> list[int]:
+    """Return where each array begins, and where all end, in bytes."""
+    sizes = (-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)
+    return list(accumulate(sizes, initial=0))
 
 
 class HostCopy:
