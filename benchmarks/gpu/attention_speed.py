@@ -14,13 +14,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpu.ceilings import copy_bytes_per_s, product_flops_per_s
 from gpu.context import Context
 from gpu.paged_batch import StepShape, make_step
-from gpu.report import Line, Section, Verdict
+from gpu.report import Line, Section, Verdict, unmeasured_line
 from gpu.timing import time_work
 from octavo_kernels import make_attention_backend
 
 _DECODE_TARGET = 0.85  # of a copy's bandwidth, at this context and batch
 _TARGET_CONTEXT, _TARGET_BATCH = 4096, 32
 _PREFILL_TARGET = 0.65  # of FlashAttention's speed
+_DECODE_HEADS = ("context", "batch", "query heads a KV head", "µs", "GB/s", "of a copy")
+_RATES = ("µs", "TFLOP/s", "of a product", "SDPA, µs", "of SDPA's speed")
+_PREFILL_HEADS = ("batch", "tokens", *_RATES)
 
 
 def attention(context: Context) -> list[Section]:
@@ -41,14 +44,18 @@ def _decode(context: Context) -> Section:
         itertools.product(contexts, batches, groups),
         key=lambda case: (case[0] != _TARGET_CONTEXT, case[1] != _TARGET_BATCH, *case),
     )
-    lines = tuple(_decode_line(*case, ceiling, context) for case in cases if not context.is_late)
+    lines = tuple(
+        unmeasured_line((f"{case[0]:,}", *map(str, case[1:])), _DECODE_HEADS)
+        if context.is_late
+        else _decode_line(*case, ceiling, context)
+        for case in cases
+    )
     notes = (
         f"A copy moves {ceiling / 1e9:,.0f} GB/s, read and written. Target: {_DECODE_TARGET:.0%} "
         f"of it at context {_TARGET_CONTEXT:,} and batch {_TARGET_BATCH}. bfloat16, 8 KV heads of "
         "128, blocks of 16 in random order.",
     )
-    heads = ("context", "batch", "query heads a KV head", "µs", "GB/s", "of a copy")
-    return Section("Decode attention", heads, lines, notes, is_speed=True)
+    return Section("Decode attention", _DECODE_HEADS, lines, notes, is_speed=True)
 
 
 def _decode_line(length: int, batch: int, group: int, ceiling: float, context: Context) -> Line:
@@ -64,14 +71,18 @@ def _decode_line(length: int, batch: int, group: int, ceiling: float, context: C
 def _prefill(context: Context) -> Section:
     ceiling = product_flops_per_s(context.device)
     cases = ((1, 2048), (4, 2048), (1, 8192), (1, 16384)) if context.is_gpu else ((1, 32),)
-    lines = tuple(_prefill_line(*case, ceiling, context) for case in cases if not context.is_late)
+    lines = tuple(
+        unmeasured_line((str(batch), f"{length:,}"), _PREFILL_HEADS)
+        if context.is_late
+        else _prefill_line(batch, length, ceiling, context)
+        for batch, length in cases
+    )
     notes = (
         f"A large bfloat16 product by torch runs at {ceiling / 1e12:,.0f} TFLOP/s. Target: "
         f"{_PREFILL_TARGET:.0%} of the speed of torch's FlashAttention on contiguous tensors. "
         "Whole causal prompts, 32 query heads and 8 KV heads of 128.",
     )
-    heads = ("batch", "tokens", "µs", "TFLOP/s", "of a product", "SDPA, µs", "of SDPA's speed")
-    return Section("Prefill attention", heads, lines, notes, is_speed=True)
+    return Section("Prefill attention", _PREFILL_HEADS, lines, notes, is_speed=True)
 
 
 def _prefill_line(batch: int, length: int, ceiling: float, context: Context) -> Line:

@@ -25,7 +25,7 @@ import torch
 
 from gpu.context import Context
 from gpu.parts import PARTS, run_part
-from gpu.paths import IMPORTS, ROOT
+from gpu.paths import ROOT, search_path
 from gpu.report import PartResult, Section, exit_status, report_markdown
 
 SCRIPT = ROOT / "scripts" / "gpu-check"
@@ -121,7 +121,7 @@ def _wait_for(command: list[str], limit_s: float) -> str | None:
     """Run a command whose output goes to the standard error; return why it failed, if it did."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(IMPORTS),
+        "PYTHONPATH": search_path(),
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
     }

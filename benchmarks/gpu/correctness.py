@@ -18,7 +18,7 @@ import torch
 
 from gpu.context import Context
 from gpu.logit_operations import logit_operations
-from gpu.paths import IMPORTS, ROOT
+from gpu.paths import ROOT, search_path
 from gpu.report import Line, Section, Verdict
 from gpu.row_operations import RowOperation, Tensors, results_of, row_operations
 from gpu.sequences import Share, draw_sequences
@@ -172,7 +172,7 @@ def _run_pytest(context: Context) -> str:
         command += ["-n", str(min(8, os.cpu_count() or 1))]
     files = [str(path) for path in sorted(CHECKS.glob("check_*.py"))]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(IMPORTS)
+    environment["PYTHONPATH"] = search_path()
     left_s = max(10.0, min(3600.0, context.deadline_s - time.monotonic()))
     try:
         done = subprocess.run(

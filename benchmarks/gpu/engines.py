@@ -34,9 +34,17 @@ class Ask:
 
 
 def draw_asks(
-    lengths: Iterable[int], num_tokens: int, vocab_size: int, *, greedy: bool = False
+    lengths: Iterable[int],
+    num_tokens: int,
+    vocab_size: int,
+    *,
+    greedy: bool = False,
+    logprobs: bool = True,
 ) -> list[Ask]:
-    """Return random prompts of these lengths; every other one is sampled, by a seed of its own."""
+    """Return random prompts of these lengths, all answered by `num_tokens` tokens.
+
+    Unless all are greedy, every other one is sampled, by a seed of its own.
+    """
     generator = torch.Generator().manual_seed(4)
     asks = []
     for index, length in enumerate(lengths):
@@ -48,7 +56,7 @@ def draw_asks(
             seed=index,
             max_tokens=num_tokens,
             ignore_eos=True,
-            return_logprob=True,
+            return_logprob=logprobs,
         )
         asks.append(Ask(tuple(ids), params))
     return asks

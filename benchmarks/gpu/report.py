@@ -95,6 +95,11 @@ class PartResult:
         return f"{missed} NOT MET" if missed else "all met"
 
 
+def unmeasured_line(what: tuple[str, ...], heads: Sequence[str]) -> Line:
+    """Return the line of what there was no time to measure, which is not as promised."""
+    return Line((*what, *["out of time"] * (len(heads) - len(what))), Verdict.MISSED)
+
+
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table whose cells hold no bar."""
     lines = [heads, ["---"] * len(heads), *rows]

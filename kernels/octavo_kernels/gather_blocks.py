@@ -53,7 +53,7 @@ def _gather_blocks(storage: torch.Tensor, block_ids: torch.Tensor, out: torch.Te
     if capability is not None:
         from octavo_kernels._triton.move_blocks import launch_gather_blocks
 
-        ids = block_ids.to(storage.device, non_blocking=True)
+        ids = _beside(storage, block_ids)
         launch_gather_blocks(storage, ids, out, choose_block_moves(capability))
     elif not _move_natively(storage, out, block_ids, torch.arange(len(block_ids))):
         torch.index_select(storage, 0, block_ids.to(storage.device), out=out)
@@ -97,7 +97,7 @@ def _scatter_blocks(blocks: torch.Tensor, storage: torch.Tensor, block_ids: torc
     if capability is not None:
         from octavo_kernels._triton.move_blocks import launch_scatter_blocks
 
-        ids = block_ids.to(storage.device, non_blocking=True)
+        ids = _beside(storage, block_ids)
         launch_scatter_blocks(blocks, ids, storage, choose_block_moves(capability))
     elif not _move_natively(blocks, storage, torch.arange(len(block_ids)), block_ids):
         storage.index_copy_(0, block_ids.to(storage.device), blocks)
@@ -128,6 +128,13 @@ def _check_inside(name: str, storage: torch.Tensor, block_ids: torch.Tensor) -> 
             f"{name}: block_ids[{index}] is {int(block_ids[index])} but the storage has "
             f"{len(storage)} blocks"
         )
+
+
+def _beside(storage: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+    """Return the ids where storage lies; the host waits for no GPU."""
+    if storage.device.type == "cuda" and block_ids.device.type == "cpu":
+        block_ids = block_ids.pin_memory()  # else the copy may wait for the stream's earlier work
+    return block_ids.to(storage.device, non_blocking=True)
 
 
 def _move_natively(

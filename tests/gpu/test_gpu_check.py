@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpu.context import Context
-from gpu.report import PartResult, Verdict
+from gpu.report import Verdict
 
 from gpu import check, correctness, parts
 
@@ -150,5 +150,18 @@ def test_what_pytest_prints_becomes_a_line_a_file(monkeypatch):
     assert section.notes == ("FAILED on_device/check_rms_norm.py::test_c - AssertionError",)
 
 
-def test_results_know_their_part():
-    assert PartResult("a", 1.0).verdict == "all met"
+def test_without_pytest_it_is_said_which_checks_did_not_run(monkeypatch):
+    monkeypatch.setattr(correctness.importlib.util, "find_spec", lambda name: None)
+    section = correctness._pytest_section(CPU)
+    assert section.lines == ()
+    assert section.notes[0].startswith("pytest is not installed, which these checks need")
+
+
+def test_what_there_was_no_time_for_is_not_met():
+    late = Context(torch.device("cpu"), deadline_s=0.0)
+    for name in ("attention", "steps"):
+        lines = [line for section in parts.run_part(name, late) for line in section.lines]
+        assert lines
+        assert {(line.cells[-1], line.verdict) for line in lines} == {
+            ("out of time", Verdict.MISSED)
+        }
