@@ -12,17 +12,12 @@ from octavo_kernels.apply_rope import check_rope
 from octavo_kernels.attention import KVCache, KVCacheShape
 
 
-def check_kv(
-    name: str, shape: KVCacheShape, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor
-) -> None:
-    """Raise ValueError unless k, v and slots can be written to a cache of this shape.
-
-    Messages begin with `name`.
-    """
+def check_kv(shape: KVCacheShape, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
+    """Raise ValueError unless k, v and slots can be written to a cache of this shape."""
     sizes = (None, shape.num_kv_heads, shape.head_dim)
-    check_tensor(f"{name}: k", k, sizes, dtypes=(shape.dtype,), packed=2)
-    check_tensor(f"{name}: v", v, k.shape, like=k, packed=2)
-    check_tensor(f"{name}: slot_mapping", slots, k.shape[:1], dtypes=(torch.int64,))
+    check_tensor("write_kv_cache: k", k, sizes, dtypes=(shape.dtype,), packed=2)
+    check_tensor("write_kv_cache: v", v, k.shape, like=k, packed=2)
+    check_tensor("write_kv_cache: slot_mapping", slots, k.shape[:1], dtypes=(torch.int64,))
 
 
 def check_rope_and_write(
@@ -34,12 +29,12 @@ def check_rope_and_write(
     q_out: torch.Tensor | None,
 ) -> torch.Tensor:
     """Raise ValueError unless `rope_and_write_kv_cache` takes these; return q_out, made if None."""
-    name, (q, k, v) = "rope_and_write_kv_cache", qkv
-    check_kv(name, shape, k, v, slots)
-    check_rope(name, q, k, positions, cos_sin)
+    q, k, v = qkv
+    check_kv(shape, k, v, slots)
+    check_rope(q, k, positions, cos_sin)
     if q_out is None:
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    check_tensor(f"{name}: q_out", q_out, q.shape, like=q, packed=2)
+    check_tensor("rope_and_write_kv_cache: q_out", q_out, q.shape, like=q, packed=2)
     return q_out
 
 

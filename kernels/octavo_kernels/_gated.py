@@ -11,6 +11,7 @@ from octavo_kernels._check import check_tensor
 from octavo_kernels._choice import gpu_capability
 from octavo_kernels._launch import choose_gated
 from octavo_kernels._native.library import element_code, library_for, strides_of
+from octavo_kernels._register import register
 
 
 def check_gate_up(name: str, gate_up: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
@@ -26,28 +27,31 @@ def check_gate_up(name: str, gate_up: torch.Tensor, out: torch.Tensor | None) ->
     return out
 
 
-def activate_and_mul(
-    name: str,
-    reference: Callable[[torch.Tensor], torch.Tensor],
-    gate_up: torch.Tensor,
-    out: torch.Tensor,
-) -> None:
-    """Compute the activation `name`, silu_and_mul or gelu_and_mul, of checked tensors."""
-    capability = gpu_capability(gate_up)
-    if capability is not None:
-        from octavo_kernels._triton.gated import launch_gated
+def register_gated(
+    name: str, reference: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Return the operation `name` of a checked gate_up into `out`, registered with torch."""
+    native_name = f"octavo_{name}"
 
-        launch_gated(name, gate_up, out, choose_gated(capability))
-        return
-    library = library_for(gate_up)
-    if library is None:
-        out.copy_(reference(gate_up))
-        return
-    getattr(library, f"octavo_{name}")(
-        element_code(gate_up.dtype),
-        gate_up.data_ptr(),
-        out.data_ptr(),
-        *out.shape,
-        strides_of(gate_up.stride(0), out.stride(0)),
-        torch.get_num_threads(),
-    )
+    @register(name, "Tensor gate_up, Tensor(a!) out")
+    def activate_and_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        capability = gpu_capability(gate_up)
+        if capability is not None:
+            from octavo_kernels._triton.gated import launch_gated
+
+            launch_gated(name, gate_up, out, choose_gated(capability))
+            return
+        library = library_for(gate_up)
+        if library is None:
+            out.copy_(reference(gate_up))
+            return
+        getattr(library, native_name)(
+            element_code(gate_up.dtype),
+            gate_up.data_ptr(),
+            out.data_ptr(),
+            *out.shape,
+            strides_of(gate_up.stride(0), out.stride(0)),
+            torch.get_num_threads(),
+        )
+
+    return activate_and_mul

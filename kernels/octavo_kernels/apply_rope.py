@@ -69,7 +69,7 @@ def apply_rope(
         IndexError: A position is outside the table. On a GPU, where to raise would be to wait, its
             row becomes NaN.
     """
-    check_rope("apply_rope", q, k, positions, cos_sin)
+    check_rope(q, k, positions, cos_sin)
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if q_out is None else q_out
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device) if k_out is None else k_out
     check_tensor("apply_rope: q_out", q_out, q.shape, like=q, packed=2)
@@ -120,18 +120,18 @@ def _apply_rope(
 
 
 def check_rope(
-    name: str, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
 ) -> None:
-    """Raise ValueError unless these are as `apply_rope` wants them; messages begin with `name`."""
-    check_tensor(f"{name}: q", q, (None, None, None), packed=2)
+    """Raise ValueError unless these are as `apply_rope` wants them."""
+    check_tensor("apply_rope: q", q, (None, None, None), packed=2)
     tokens, _, head_dim = q.shape
-    check_tensor(f"{name}: k", k, (tokens, None, head_dim), like=q, packed=2)
-    check_tensor(f"{name}: positions", positions, (tokens,), dtypes=(torch.int64,))
-    check_tensor(f"{name}: cos_sin", cos_sin, (None, None), dtypes=(torch.float32,), packed=2)
+    check_tensor("apply_rope: k", k, (tokens, None, head_dim), like=q, packed=2)
+    check_tensor("apply_rope: positions", positions, (tokens,), dtypes=(torch.int64,))
+    check_tensor("apply_rope: cos_sin", cos_sin, (None, None), dtypes=(torch.float32,), packed=2)
     rotary_dim = cos_sin.shape[1]
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(
-            f"{name}: cos_sin has {rotary_dim} columns but must have an even number of at most "
+            f"apply_rope: cos_sin has {rotary_dim} columns but must have an even number of at most "
             f"head_dim {head_dim}"
         )
 

@@ -6,14 +6,16 @@ rounded once. Knows nothing of layers or models.
 
 import torch
 
-from octavo_kernels._gated import activate_and_mul, check_gate_up
-from octavo_kernels._register import register
+from octavo_kernels._gated import check_gate_up, register_gated
 
 
 def gelu_and_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
     """Multiply gelu of the first half of gate_up [tokens, 2 * inner] by the second half."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
+_gelu_and_mul = register_gated("gelu_and_mul", gelu_and_mul_reference)
 
 
 def gelu_and_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -32,9 +34,3 @@ def gelu_and_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> t
     out = check_gate_up("gelu_and_mul", gate_up, out)
     _gelu_and_mul(gate_up, out)
     return out
-
-
-@register("gelu_and_mul", "Tensor gate_up, Tensor(a!) out")
-def _gelu_and_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """Compute `gelu_and_mul` of a checked tensor into `out`."""
-    activate_and_mul("gelu_and_mul", gelu_and_mul_reference, gate_up, out)

@@ -85,7 +85,7 @@ class NativeAttention:
         slot_mapping: torch.Tensor,
     ) -> None:
         """Write keys and values into their slots; see AttentionBackend."""
-        check_kv("write_kv_cache", self.shape, k, v, slot_mapping)
+        check_kv(self.shape, k, v, slot_mapping)
         write_kv_cache(k, v, cache.storage, layer, slot_mapping, self._instructions)
 
     def rope_and_write_kv_cache(

@@ -97,7 +97,7 @@ class ReferenceAttention:
         slot_mapping: torch.Tensor,
     ) -> None:
         """Write keys and values into their slots; see AttentionBackend."""
-        check_kv("write_kv_cache", self.shape, k, v, slot_mapping)
+        check_kv(self.shape, k, v, slot_mapping)
         _write_kv_cache(k, v, cache.storage, layer, slot_mapping)
 
     def rope_and_write_kv_cache(
@@ -115,7 +115,7 @@ class ReferenceAttention:
         interleaved: bool = False,
     ) -> torch.Tensor:
         """Rotate queries and keys, then write keys and values; see AttentionBackend."""
-        check_kv("rope_and_write_kv_cache", self.shape, k, v, slot_mapping)
+        check_kv(self.shape, k, v, slot_mapping)
         q_out, k = apply_rope(q, k, positions, cos_sin, q_out=q_out, interleaved=interleaved)
         self.write_kv_cache(k, v, cache, layer, slot_mapping)
         return q_out

@@ -5,14 +5,16 @@ Computed in float32 and rounded once. Knows nothing of layers or models.
 
 import torch
 
-from octavo_kernels._gated import activate_and_mul, check_gate_up
-from octavo_kernels._register import register
+from octavo_kernels._gated import check_gate_up, register_gated
 
 
 def silu_and_mul_reference(gate_up: torch.Tensor) -> torch.Tensor:
     """Multiply silu of the first half of gate_up [tokens, 2 * inner] by the second half."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+
+
+_silu_and_mul = register_gated("silu_and_mul", silu_and_mul_reference)
 
 
 def silu_and_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -31,9 +33,3 @@ def silu_and_mul(gate_up: torch.Tensor, *, out: torch.Tensor | None = None) -> t
     out = check_gate_up("silu_and_mul", gate_up, out)
     _silu_and_mul(gate_up, out)
     return out
-
-
-@register("silu_and_mul", "Tensor gate_up, Tensor(a!) out")
-def _silu_and_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
-    """Compute `silu_and_mul` of a checked tensor into `out`."""
-    activate_and_mul("silu_and_mul", silu_and_mul_reference, gate_up, out)

@@ -70,7 +70,7 @@ class TritonAttention:
         slot_mapping: torch.Tensor,
     ) -> None:
         """Write keys and values into their slots; see AttentionBackend."""
-        check_kv("write_kv_cache", self.shape, k, v, slot_mapping)
+        check_kv(self.shape, k, v, slot_mapping)
         keys, values = _layer_of(cache, layer)
         _write_kv_cache(k, v, keys, values, slot_mapping)
 

@@ -6,6 +6,7 @@ library the name of its instruction set: what a compiled graph can hold.
 
 import ctypes
 import functools
+from typing import NamedTuple
 
 import torch
 
@@ -47,10 +48,12 @@ def write_kv_cache(
     instructions: str,
 ) -> None:
     """Write checked keys and values into one layer of a cache's storage."""
+    shape, keys, values = _layer_of(storage, layer, k.shape[2])
     invalid = library_named(instructions).octavo_write_kv_cache(
-        ctypes.byref(cache_shape(storage, k.shape[2])),
+        shape,
         *(k.data_ptr(), v.data_ptr()),
-        *_layer_pointers(storage, layer),
+        keys,
+        values,
         *(slot_mapping.data_ptr(), k.shape[0]),
         strides_of(k.stride(0), v.stride(0)),
         torch.get_num_threads(),
@@ -81,10 +84,12 @@ def rope_and_write_kv_cache(
     """Rotate checked queries and keys, and write keys and values into one layer of a storage."""
     num_tokens, q_heads, head_dim = q.shape
     max_len, rotary_dim = cos_sin.shape
+    shape, keys, values = _layer_of(storage, layer, head_dim)
     invalid = library_named(instructions).octavo_rope_and_write_kv_cache(
-        ctypes.byref(cache_shape(storage, head_dim)),
+        shape,
         *(q.data_ptr(), k.data_ptr(), v.data_ptr(), q_out.data_ptr()),
-        *_layer_pointers(storage, layer),
+        keys,
+        values,
         *(positions.data_ptr(), cos_sin.data_ptr(), slot_mapping.data_ptr()),
         *(num_tokens, q_heads, rotary_dim, max_len, interleaved),
         strides_of(q.stride(0), q_out.stride(0), k.stride(0), v.stride(0)),
@@ -116,11 +121,13 @@ def paged_attention(
 ) -> None:
     """Attend from checked queries to one layer of a cache's storage into `out`."""
     num_tokens, q_heads, head_dim = q.shape
+    shape, keys, values = _layer_of(storage, layer, head_dim)
     invalid = library_named(instructions).octavo_paged_attention(
-        ctypes.byref(cache_shape(storage, head_dim)),
+        shape,
         ctypes.byref(batch_of(query_start_loc, seq_lens, block_tables, num_tokens)),
         *(q.data_ptr(), out.data_ptr()),
-        *_layer_pointers(storage, layer),
+        keys,
+        values,
         None if sinks is None else sinks.data_ptr(),
         q_heads // storage.shape[3],
         strides_of(q.stride(0), out.stride(0)),
@@ -137,13 +144,43 @@ def library_named(instructions: str) -> ctypes.CDLL:
     return load_library(next(x for x in INSTRUCTION_SETS if x.name == instructions))
 
 
-def cache_shape(storage: torch.Tensor, head_dim: int) -> CacheShape:
-    """Return the shape of a cache as native code takes it."""
-    num_blocks, _, _, kv_heads, elements = storage.shape
-    return CacheShape(
-        element_code(storage.dtype),
-        *(kv_heads, head_dim, elements // head_dim, num_blocks, storage.stride(0)),
+class _Layout(NamedTuple):
+    """How a cache lies in memory."""
+
+    shape: CacheShape
+    num_layers: int
+    layer_bytes: int
+    """From one layer of a block to the next."""
+    kind_bytes: int
+    """From a layer's keys to its values."""
+
+
+# Looked up, for to make one each time costs a microsecond a call, and a process has few caches.
+@functools.lru_cache(maxsize=32)
+def _layout(sizes: torch.Size, dtype: torch.dtype, head_dim: int) -> _Layout:
+    num_blocks, num_layers, kinds, kv_heads, elements = sizes
+    kind = kv_heads * elements
+    shape = CacheShape(
+        element_code(dtype),
+        *(kv_heads, head_dim, elements // head_dim, num_blocks, num_layers * kinds * kind),
     )
+    return _Layout(shape, num_layers, kinds * kind * dtype.itemsize, kind * dtype.itemsize)
+
+
+def cache_shape(storage: torch.Tensor, head_dim: int) -> CacheShape:
+    """Return the shape of a cache as native code takes it, not to be changed."""
+    return _layout(storage.shape, storage.dtype, head_dim).shape
+
+
+def _layer_of(
+    storage: torch.Tensor, layer: int, head_dim: int
+) -> tuple["ctypes._CArgObject", int, int]:
+    """Return the shape of a cache, and where the keys and the values of one layer begin."""
+    layout = _layout(storage.shape, storage.dtype, head_dim)
+    if not 0 <= layer < layout.num_layers:
+        raise IndexError(f"layer is {layer} but the cache has {layout.num_layers}")
+    keys = storage.data_ptr() + layer * layout.layer_bytes
+    return ctypes.byref(layout.shape), keys, keys + layout.kind_bytes
 
 
 def batch_of(
@@ -160,15 +197,6 @@ def batch_of(
         *block_tables.shape,
         num_tokens,
     )
-
-
-def _layer_pointers(storage: torch.Tensor, layer: int) -> tuple[int, int]:
-    """Return where the keys and the values of one layer begin."""
-    if not 0 <= layer < storage.shape[1]:
-        raise IndexError(f"layer is {layer} but the cache has {storage.shape[1]}")
-    _, layer_stride, kind_stride, _, _ = storage.stride()
-    keys = storage.data_ptr() + layer * layer_stride * storage.element_size()
-    return keys, keys + kind_stride * storage.element_size()
 
 
 def write_error(
