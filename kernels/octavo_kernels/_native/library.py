@@ -93,7 +93,7 @@ def native_instructions() -> InstructionSet | None:
         if failure:
             _logger.warning("using native code for %s only: %s", instructions.name, failure)
         return instructions
-    _logger.warning("using slow torch operations on the CPU: %s", failure)
+    _logger.warning("no native code serves on the CPU, so all is slower: %s", failure)
     return None
 
 
