@@ -50,10 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         left_s = started_s + options.minutes * 60 - time.monotonic()
         results.append(_run_apart(name, options, left_s))
         print(f"gpu-check: {name}: {results[-1].verdict}", file=sys.stderr)
-    circumstances = _circumstances(options.device, time.monotonic() - started_s)
-    report = report_markdown("What a GPU does", circumstances, results)
-    if options.output:
-        options.output.write_text(report, encoding="utf-8")
+        circumstances = _circumstances(options.device, time.monotonic() - started_s)
+        report = report_markdown("What a GPU does", circumstances, results)
+        if options.output:  # after each part: the machine may be taken away
+            options.output.write_text(report, encoding="utf-8")
     print(report, end="")
     return exit_status(results)
 
@@ -86,13 +86,18 @@ def _part_names(text: str) -> list[str]:
 
 
 def _run_here(options: argparse.Namespace) -> int:
-    """Run one part in this process, and write its sections for the process that started it."""
+    """Run one part in this process; write its sections, as they are done, for who started it."""
     if options.device == "cpu":
         torch.set_num_threads(1)
     deadline_s = time.monotonic() + options.seconds
     context = Context(torch.device(options.device), options.quick, deadline_s)
-    sections = run_part(options.part, context)
-    options.sections.write_text(json.dumps([section.to_json() for section in sections]))
+    sections = []
+    for section in run_part(options.part, context):
+        sections.append(section.to_json())
+        # At once or not at all: this process may be stopped at any time.
+        partial = options.sections.with_suffix(".partial")
+        partial.write_text(json.dumps(sections))
+        partial.replace(options.sections)
     return 0
 
 
@@ -111,10 +116,8 @@ def _run_apart(name: str, options: argparse.Namespace, left_s: float) -> PartRes
         command += ["--quick"] if options.quick else []
         failure = _wait_for(command, budget_s)
         seconds = time.monotonic() - started_s
-        if failure is not None:
-            return PartResult(name, seconds, failure=failure)
-        sections = tuple(Section.from_json(values) for values in json.loads(path.read_text()))
-    return PartResult(name, seconds, sections)
+        written = json.loads(path.read_text()) if path.exists() else []
+    return PartResult(name, seconds, tuple(map(Section.from_json, written)), failure)
 
 
 def _wait_for(command: list[str], limit_s: float) -> str | None:

@@ -7,7 +7,7 @@ missing fails its own part alone.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gpu.context import Context
@@ -43,11 +43,9 @@ PARTS = {
 }
 
 
-def run_part(name: str, context: Context) -> list[Section]:
-    """Run one part in this process."""
-    sections = []
+def run_part(name: str, context: Context) -> Iterator[Section]:
+    """Run one part in this process, and yield its sections as they are done."""
     for place in PARTS[name].functions:
         module, function = place.split(":")
         run: Run = getattr(importlib.import_module(f"gpu.{module}"), function)
-        sections += run(context)
-    return sections
+        yield from run(context)

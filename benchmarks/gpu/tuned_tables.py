@@ -24,6 +24,14 @@ from octavo_kernels._triton import rope_and_write_kv_cache as fused_rope
 from octavo_kernels._triton.ahead_of_time import KernelCase
 from octavo_kernels.triton_attention import TritonAttention
 
+_ATTENTION_VALUES = {
+    "rows": (16, 32, 64, 128),
+    "tile": (16, 32, 64, 128),
+    "split": (256, 512, 1024),
+    "num_warps": (4, 8),
+    "num_stages": (1, 2, 3, 5),  # 4 runs ahead no further than 3
+    "programs_per_processor": (1, 2, 3, 4),
+}
 _DTYPES = {2: (torch.bfloat16, "bf16"), 4: (torch.float32, "fp32")}
 
 
@@ -127,14 +135,6 @@ def block_moves(architecture: Architecture) -> list[Tunable]:
 def attention(architecture: Architecture, element_bytes: int) -> list[Tunable]:
     """Return how attention runs, by its longest head; decode and prefill share the choice."""
     dtype, name = _DTYPES[element_bytes]
-    values = {
-        "rows": (16, 32, 64, 128),
-        "tile": (16, 32, 64, 128),
-        "split": (256, 512, 1024),
-        "num_warps": (4, 8),
-        "num_stages": (1, 2, 3, 5),  # 4 runs ahead no further than 3
-        "programs_per_processor": (1, 2, 3, 4),
-    }
 
     def tunable(head_dim: int, current: Config) -> Tunable:
         shapes = [
@@ -161,7 +161,12 @@ def attention(architecture: Architecture, element_bytes: int) -> list[Tunable]:
             found = cases_of(paged_attention, architecture, config, sizes, name, HEAD_DIM=head_dim)
             return [case for case in found if "TILE" in case.constants]
 
-        entry = Entry(f"heads of {head_dim}", current, values, lambda x: x.split % x.tile == 0)
+        entry = Entry(
+            f"heads of {head_dim}",
+            current,
+            _ATTENTION_VALUES,
+            lambda x: bool(x.split % x.tile == 0),
+        )
         return Tunable(entry, works, cases)
 
     configs = _attention_launch.attention_configs(element_bytes, architecture)
