@@ -18,7 +18,7 @@ _ALIGNMENT = 16
 
 
 def to_device(arrays: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """Return tensors like the arrays, of one dimension each, on a device; one copy takes them there.
+    """Return tensors on a device like the arrays, of one dimension each, by one copy of all.
 
     On the CPU they share the arrays' memory.
     """

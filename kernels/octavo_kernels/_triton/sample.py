@@ -59,23 +59,23 @@ def _bound_of_largest(tokens, count, k, best, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _mass_above(tokens, count, bound, best, scale, least_logit, SIZE: tl.constexpr):
-    """Return what the logits above a bound weigh, of those that reach `least_logit`."""
+def _mass_above(tokens, count, bound, best, scale, least, SIZE: tl.constexpr):
+    """Return what the logits above a bound weigh, of those that reach `least`."""
     mass = tl.zeros([SIZE], tl.float32)
     for start in range(0, count, SIZE):
         x = _load(tokens, start, count, SIZE)
-        weight = _weights(x, best, scale, least_logit, float("-inf"))
+        weight = _weights(x, best, scale, least, float("-inf"))
         mass += tl.where(x > bound, weight, 0.0)
     return tl.sum(mass, 0)
 
 
 @triton.jit
-def _bound_of_mass(tokens, count, goal, least, best, scale, least_logit, SIZE: tl.constexpr):
-    """Return the least bound from `least` on above which less than `goal` lies."""
+def _bound_of_mass(tokens, count, goal, least, best, scale, SIZE: tl.constexpr):
+    """Return the least bound, of those from `least` on, above which less than `goal` lies."""
     low, high = _order(least), _order(best)
     while low < high:
         middle = low + (high - low) // 2
-        mass = _mass_above(tokens, count, _at_order(middle), best, scale, least_logit, SIZE)
+        mass = _mass_above(tokens, count, _at_order(middle), best, scale, least, SIZE)
         low = tl.where(mass < goal, low, middle + 1)
         high = tl.where(mass < goal, middle, high)
     return _at_order(low)
@@ -162,6 +162,37 @@ def _draw(tokens, count, uniform, best, scale, least_logit, least_exponent, SIZE
 
 
 @triton.jit
+def _filter(
+    row, vocab, k, share, lanes, best, scale, listed, ids, MAX: tl.constexpr, SIZE: tl.constexpr
+):
+    """Apply top-k and top-p, one of which keeps less than all.
+
+    Returns where the tokens lie now, how many, whether they are listed, and the bound of those that
+    are kept.
+    """
+    bound, depth, goal = float("-inf"), float("-inf"), 0.0
+    if k == vocab:
+        depth, goal = _find_depth(row, vocab, best, scale, share, SIZE)
+    elif k <= SIZE:
+        # At least k logits reach the kth largest of the lanes' best.
+        tl.store(listed + tl.arange(0, SIZE), lanes)
+        tl.debug_barrier()
+        bound = _bound_of_largest(listed, SIZE, k, best, SIZE)
+        tl.debug_barrier()
+    number, least = _list(row, vocab, bound, depth, best, scale, listed, ids, MAX, SIZE)
+    tl.debug_barrier()
+    is_listed = number <= MAX
+    tokens = tl.where(is_listed, listed, row)
+    count = tl.where(is_listed, number, vocab)
+    if k < vocab:
+        least = _bound_of_largest(tokens, count, k, best, SIZE)
+        goal = share * _mass_above(tokens, count, float("-inf"), best, scale, least, SIZE)
+    if share < 1:
+        least = _bound_of_mass(tokens, count, goal, least, best, scale, SIZE)
+    return tokens, count, is_listed, least
+
+
+@triton.jit
 def sample_kernel(
     logits,  # [rows, vocab]
     temperature,  # [rows] float32, as top_p and min_p
@@ -185,39 +216,15 @@ def sample_kernel(
     if finite & (heat > 0):
         scale = 1.0 / tl.maximum(heat, 1e-30)
         k, share, least = tl.load(top_k + i), tl.load(top_p + i), tl.load(min_p + i)
-        least_exponent = tl.where(
-            least > 0, tl.log(tl.minimum(tl.maximum(least, 1e-38), 1.0)), float("-inf")
-        )
+        k = tl.where((k > 0) & (k < vocab), k, vocab)
+        exponent = tl.log(tl.minimum(tl.maximum(least, 1e-38), 1.0))
+        least_exponent = tl.where(least > 0, exponent, float("-inf"))
         ids, listed = listed_ids + i * MAX, listed_logits + i * MAX
         count, is_listed, least_logit = vocab, False, float("-inf")
-        has_top_k = (k > 0) & (k < vocab)
-        if has_top_k | (share < 1):
-            bound, depth, goal = float("-inf"), float("-inf"), 0.0
-            if has_top_k:
-                if k <= SIZE:
-                    # At least k logits reach the kth largest of the lanes' best.
-                    tl.store(listed + tl.arange(0, SIZE), lanes)
-                    tl.debug_barrier()
-                    bound = _bound_of_largest(listed, SIZE, k, best, SIZE)
-                    tl.debug_barrier()
-            else:
-                depth, goal = _find_depth(tokens, vocab, best, scale, share, SIZE)
-            number, least_listed = _list(
-                tokens, vocab, bound, depth, best, scale, listed, ids, MAX, SIZE
+        if (k < vocab) | (share < 1):
+            tokens, count, is_listed, least_logit = _filter(
+                tokens, vocab, k, share, lanes, best, scale, listed, ids, MAX, SIZE
             )
-            tl.debug_barrier()
-            if number <= MAX:
-                tokens, count, is_listed = listed, number, True
-            if has_top_k:
-                least_logit = _bound_of_largest(tokens, count, k, best, SIZE)
-                least_listed = least_logit
-                goal = share * _mass_above(
-                    tokens, count, float("-inf"), best, scale, least_logit, SIZE
-                )
-            if share < 1:
-                least_logit = _bound_of_mass(
-                    tokens, count, goal, least_listed, best, scale, least_logit, SIZE
-                )
         uniform = _uniform(tl.load(seeds + i), tl.load(positions + i))
         token = _draw(tokens, count, uniform, best, scale, least_logit, least_exponent, SIZE)
         if is_listed:
