@@ -44,6 +44,21 @@ def test_latency_and_rate_come_from_trips_of_one_block_and_of_many():
     assert transfers.arrived() == ()
 
 
+def test_scattered_blocks_leave_and_come_back_to_where_they_were():
+    pairs: list[tuple[tuple[int, int], ...]] = []
+
+    class RecordingTransfers(TimedTransfers):
+        def start(self, copies: BlockCopies) -> None:
+            super().start(copies)
+            pairs.append(copies.swap_out or copies.swap_in[0].pairs)
+
+    transfers = RecordingTransfers()
+    measure_copy_rate(transfers, 5, BYTES_PER_BLOCK, lambda: transfers.now_s)
+    out, back = pairs[:2]
+    assert [block for block, _ in out] == [4, 3, 2, 1, 0]
+    assert {(place, block) for block, place in out} == set(back)
+
+
 def test_one_block_is_enough():
     transfers = TimedTransfers()
     rate = measure_copy_rate(transfers, 1, BYTES_PER_BLOCK, lambda: transfers.now_s)
