@@ -70,7 +70,7 @@ class PlainRunner:
         self._kv_cache = attention.allocate(self.num_blocks)
         self._batch = BatchBuilder(4, 512, self.max_model_len, config.block_size)
 
-    def execute(self, output):
+    def execute(self, output, drawn):
         inputs = self._batch.build(output)
         return self._decoder.forward(
             inputs.token_ids, inputs.positions, self._kv_cache, inputs.attention, inputs.logits_rows
