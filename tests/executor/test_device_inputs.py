@@ -108,6 +108,11 @@ def test_pending_ids_are_those_that_the_step_before_drew(kind, staged):
     assert placed.positions.tolist() == [6, 7, 8, 9, 10]
 
 
+def test_a_row_from_which_nothing_was_drawn_gives_a_token_that_the_model_has(staged):
+    placed = staged.put(make_inputs(2, 2, 2, pending=[(1, 0)]), torch.tensor([-1]))
+    assert placed.token_ids[1] == 0
+
+
 def test_pending_ids_are_filled_in_on_the_device_alone(staged):
     inputs = make_inputs(2, 2, 2, pending=[(0, 0)])
     staged.put(inputs, torch.tensor([77]))

@@ -209,5 +209,6 @@ def _fill_in(inputs: BatchInputs, drawn: torch.Tensor | None) -> None:
     pending = inputs.pending
     if len(pending):
         assert drawn is not None, f"{len(pending)} token ids are pending but no step drew any"
-        # Rows by number, not by a mask: the device would have to tell how many a mask has.
-        inputs.token_ids[pending[:, 0]] = drawn[pending[:, 1]]
+        # Rows by number, not by a mask: the device would have to tell how many a mask has. -1 says
+        # that nothing could be drawn; until that sequence is ended, any token will do.
+        inputs.token_ids[pending[:, 0]] = drawn[pending[:, 1]].clamp(min=0)
