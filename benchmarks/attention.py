@@ -1,9 +1,16 @@
-"""Time paged attention against gathering the cache and calling torch's own attention.
+"""Time paged attention against torch's own attention, gathered or on contiguous tensors.
 
-    python benchmarks/attention.py [--runs 200] [--layers 8] [--block-size 16]
+    python benchmarks/attention.py [--runs 100] [--layers 8] [--block-size 16]
 
-Prints microseconds a layer, best and median of the runs, for shapes of SmolLM2-135M in bfloat16.
-With several layers the cache is read from main memory, as in a model; with one it stays warm.
+Prints microseconds a layer, best and median of the runs, for shapes of SmolLM2-135M in bfloat16,
+and how many times as long as paged attention each takes. All take turns in one run, so that on a
+busy machine the ratios still tell something. With several layers the cache is read from main
+memory, as in a model; with one it stays warm.
+
+Decoding is measured against gathering the cache's blocks and calling torch's attention, once with
+its `enable_gqa` and once with the query heads that share keys folded into query rows, which it
+computes faster. Prefill is measured against torch's attention on contiguous tensors, which costs no
+gathering: with `enable_gqa`, and with keys and values repeated for each query head.
 """
 
 import argparse
@@ -12,10 +19,12 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from octavo_kernels import AttentionMetadata, KVCacheShape, make_attention_backend
 
 Q_HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
+GROUP = Q_HEADS // KV_HEADS
 SCALE = HEAD_DIM**-0.5
 CASES = {  # name: sequences, tokens in each, query rows of each
     "decode 32 x 200": (32, 200, 1),
@@ -23,18 +32,22 @@ CASES = {  # name: sequences, tokens in each, query rows of each
     "decode 1 x 200": (1, 200, 1),
     "prefill 512": (1, 512, 512),
 }
+Attend = Callable[[int], torch.Tensor]
+"""Attends to the cache of one layer."""
 
 
-def measure(call: Callable[[int], object], layers: int, runs: int) -> str:
-    times = []
+def measure(calls: dict[str, Attend], layers: int, runs: int) -> dict[str, list[float]]:
+    """Return the microseconds of each call's runs, which take turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for run in range(runs):
-        start = time.perf_counter()
-        call(run % layers)
-        times.append((time.perf_counter() - start) * 1e6)
-    return f"{min(times):8.0f} {statistics.median(times):8.0f}"
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call(run % layers)
+            times[name].append((time.perf_counter() - start) * 1e6)
+    return times
 
 
-def make_paged(seqs: int, context: int, rows: int, options: argparse.Namespace):
+def make_paged(seqs: int, context: int, rows: int, options: argparse.Namespace) -> Attend:
     size = options.block_size
     shape = KVCacheShape(options.layers, KV_HEADS, HEAD_DIM, size, torch.bfloat16)
     backend = make_attention_backend(shape, torch.device("cpu"))
@@ -58,34 +71,62 @@ def make_paged(seqs: int, context: int, rows: int, options: argparse.Namespace):
     return lambda layer: backend.paged_attention(q, cache, layer, metadata, scale=SCALE)
 
 
-def make_gathered(seqs: int, context: int, rows: int, options: argparse.Namespace):
+def make_gathered(seqs: int, context: int, folded: bool, options: argparse.Namespace) -> Attend:
+    """Attend from one row a sequence, with the heads of a group `folded` into query rows or not."""
     size = options.block_size
     blocks = -(-context // size)
     caches = torch.randn(options.layers, 2, seqs * blocks, size, KV_HEADS, HEAD_DIM).bfloat16()
     tables = torch.randperm(seqs * blocks).view(seqs, blocks)
-    q = torch.randn(seqs, Q_HEADS, rows, HEAD_DIM).bfloat16()
+    heads, rows = (KV_HEADS, GROUP) if folded else (Q_HEADS, 1)
+    q = torch.randn(seqs, heads, rows, HEAD_DIM).bfloat16()
 
     def attend(layer: int) -> torch.Tensor:
         k, v = (x[tables].flatten(1, 2)[:, :context].transpose(1, 2) for x in caches[layer])
-        return torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=rows > 1, scale=SCALE, enable_gqa=True
-        )
+        return scaled_dot_product_attention(q, k, v, scale=SCALE, enable_gqa=not folded)
 
     return attend
 
 
+def make_contiguous(context: int, repeated: bool, options: argparse.Namespace) -> Attend:
+    """Attend from all rows of one sequence to keys that are `repeated` for each query head or not."""
+    heads = Q_HEADS if repeated else KV_HEADS
+    k, v = torch.randn(2, options.layers, 1, heads, context, HEAD_DIM).bfloat16()
+    q = torch.randn(1, Q_HEADS, context, HEAD_DIM).bfloat16()
+    return lambda layer: scaled_dot_product_attention(
+        q, k[layer], v[layer], is_causal=True, scale=SCALE, enable_gqa=not repeated
+    )
+
+
+def make_calls(
+    seqs: int, context: int, rows: int, options: argparse.Namespace
+) -> dict[str, Attend]:
+    calls = {"paged": make_paged(seqs, context, rows, options)}
+    if rows > 1:
+        calls["SDPA, enable_gqa"] = make_contiguous(context, False, options)
+        calls["SDPA, repeated heads"] = make_contiguous(context, True, options)
+    else:
+        calls["gather + SDPA, enable_gqa"] = make_gathered(seqs, context, False, options)
+        calls["gather + SDPA, folded"] = make_gathered(seqs, context, True, options)
+    return calls
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--block-size", type=int, default=16)
     options = parser.parse_args()
-    print(f"{torch.get_num_threads()} threads, {options.layers} layers of cache, us a layer")
-    print(f"{'':18} {'paged: best   median':>18} {'gather: best   median':>24}")
-    for name, case in CASES.items():
-        paged = measure(make_paged(*case, options), options.layers, options.runs)
-        gathered = measure(make_gathered(*case, options), options.layers, options.runs // 10)
-        print(f"{name:18} {paged} {gathered:>20}")
+    shape = KVCacheShape(1, KV_HEADS, HEAD_DIM, options.block_size, torch.bfloat16)
+    name = make_attention_backend(shape, torch.device("cpu")).name
+    print(f"{name}, {torch.get_num_threads()} threads, {options.layers} layers of cache")
+    print(f"{'us a layer':44} {'best':>8} {'ratio':>6} {'median':>8} {'ratio':>6}")
+    for case, sizes in CASES.items():
+        times = measure(make_calls(*sizes, options), options.layers, options.runs)
+        ours = times["paged"]
+        for name, theirs in times.items():
+            pairs = [(f(theirs), f(theirs) / f(ours)) for f in (min, statistics.median)]
+            columns = " ".join(f"{value:8.0f} {ratio:6.2f}" for value, ratio in pairs)
+            print(f"{case if name == 'paged' else '':18}{name:26} {columns}")
 
 
 if __name__ == "__main__":
