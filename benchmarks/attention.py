@@ -88,7 +88,7 @@ def make_gathered(seqs: int, context: int, folded: bool, options: argparse.Names
 
 
 def make_contiguous(context: int, repeated: bool, options: argparse.Namespace) -> Attend:
-    """Attend from all rows of one sequence to keys that are `repeated` for each query head or not."""
+    """Attend from all rows of a sequence, with keys `repeated` for each query head or not."""
     heads = Q_HEADS if repeated else KV_HEADS
     k, v = torch.randn(2, options.layers, 1, heads, context, HEAD_DIM).bfloat16()
     q = torch.randn(1, Q_HEADS, context, HEAD_DIM).bfloat16()
