@@ -176,11 +176,19 @@ def attention(architecture: Architecture, element_bytes: int) -> list[Tunable]:
 def linears(architecture: Architecture, element_bytes: int) -> list[Tunable]:
     """Return how row-independent products run; all numbers of rows share the choice.
 
-    Its tiles stay as they are: another would lead to another matrix instruction, and so to other
-    bits.
+    Of its tiles only the stages change, of all alike: other rows or warps would lead to another
+    matrix instruction, and so to other bits.
     """
     dtype, name = _DTYPES[element_bytes]
-    values = {"columns": (64, 128, 256), "depth": (32, 64, 128)}
+    current = _linear_launch.choose_linear(element_bytes, architecture)
+    values = {
+        "columns": (64, 128, 256),
+        "depth": (32, 64, 128),
+        "tiles": tuple(
+            tuple(replace(tile, num_stages=stages) for tile in current.tiles)
+            for stages in (2, 3, 4, 5)
+        ),
+    }
 
     def works(config: Config, device: torch.device) -> list[Work]:
         weight = torch.randn(4096, 4096, device=device).to(dtype)
@@ -193,12 +201,17 @@ def linears(architecture: Architecture, element_bytes: int) -> list[Tunable]:
 
     def cases(config: Config) -> list[KernelCase]:
         sizes = {"COLUMNS": config.columns, "DEPTH": config.depth}
-        found = [
-            case for case in linear.kernel_cases(architecture, name) if "DEPTH" in case.constants
+        stages = {tile.rows: tile.num_stages for tile in config.tiles}
+        return [
+            replace(
+                case,
+                constants={**case.constants, **sizes},
+                num_stages=stages[case.constants["ROWS"]],
+            )
+            for case in linear.kernel_cases(architecture, name)
+            if "ROWS" in case.constants
         ]
-        return [replace(case, constants={**case.constants, **sizes}) for case in found]
 
-    current = _linear_launch.choose_linear(element_bytes, architecture)
     return [Tunable(Entry("all sizes", current, values), works, cases)]
 
 

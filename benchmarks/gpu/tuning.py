@@ -30,7 +30,7 @@ class Entry:
 
     label: str
     current: Config
-    values: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, tuple[Any, ...]]
     """What each field that may change may be."""
     is_valid: Callable[[Config], bool] = field(default=lambda config: True)
 
