@@ -128,8 +128,16 @@ INLINE uint32_t value_mask(int lane_row, Range range) {
 // The lanes of values that end a row: a whole vector of them could reach out of the cache.
 template <class T>
 INLINE typename T::Wide last_lanes(const typename T::Lane* from, int64_t count, uint32_t mask) {
-    typename T::Lane held[kLanes] = {};
+    alignas(64) typename T::Lane held[kLanes] = {};
+#if defined(OCTAVO_AVX512)
+    const uint32_t read = (1u << count) - 1;
+    if constexpr (sizeof *from == 4)
+        store(held, _mm512_maskz_loadu_epi32(static_cast<__mmask16>(read), from));
+    else
+        store(held, _mm256_maskz_loadu_epi16(static_cast<__mmask16>(read), from));
+#else
     for (int64_t i = 0; i < count; ++i) held[i] = from[i];
+#endif
     return T::lanes(held, mask);
 }
 
