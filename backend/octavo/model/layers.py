@@ -12,7 +12,7 @@ time on one core of an AMD AVX512-BF16, two layers of SmolLM2-135M and its vocab
 where there are more than 64), ms natively / by oneDNN, kept to the same instructions; by torch's
 own linear where oneDNN packs no such dtype; at 1 / 32 / 256 rows:
 
-    avx512-bf16  bfloat16   2.6 / 3.9    9.4 / 9.9     18 / 17
+    avx512-bf16  bfloat16   2.2 / 2.9    7.1 / 7.5     11 / 11
     avx512       bfloat16   2.8 / 9.5    12 / 37       20 / 55
     avx512       float32    5.1 / 5.4    16 / 15       23 / 21
     avx512       float16    2.4 / 96     10 / 97       18 / 230
