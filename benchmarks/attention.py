@@ -1,11 +1,11 @@
 """Time paged attention against torch's own attention, gathered or on contiguous tensors.
 
-    python benchmarks/attention.py [--runs 100] [--layers 8] [--block-size 16]
+    python benchmarks/attention.py [--runs 100] [--layers 8] [--block-size 16] [--all-backends]
 
 Prints microseconds a layer, best and median of the runs, for shapes of SmolLM2-135M in bfloat16,
-and how many times as long as paged attention each takes. All take turns in one run, so that on a
-busy machine the ratios still tell something. With several layers the cache is read from main
-memory, as in a model; with one it stays warm.
+and how many times as long as the backend that serves here each takes. All take turns in one run, so
+that on a busy machine the ratios still tell something. With several layers the cache is read from
+main memory, as in a model; with one it stays warm.
 
 Decoding is measured against gathering the cache's blocks and calling torch's attention, once with
 its `enable_gqa` and once with the query heads that share keys folded into query rows, which it
@@ -21,7 +21,15 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from octavo_kernels import AttentionMetadata, KVCacheShape, make_attention_backend
+from octavo_kernels import (
+    AttentionBackend,
+    AttentionMetadata,
+    KVCacheShape,
+    make_attention_backend,
+)
+from octavo_kernels.folded_attention import make_folded_attention
+from octavo_kernels.numba_attention import make_numba_attention
+from octavo_kernels.reference_attention import ReferenceAttention
 
 Q_HEADS, KV_HEADS, HEAD_DIM = 9, 3, 64
 GROUP = Q_HEADS // KV_HEADS
@@ -47,16 +55,16 @@ def measure(calls: dict[str, Attend], layers: int, runs: int) -> dict[str, list[
     return times
 
 
-def make_paged(seqs: int, context: int, rows: int, options: argparse.Namespace) -> Attend:
-    size = options.block_size
-    shape = KVCacheShape(options.layers, KV_HEADS, HEAD_DIM, size, torch.bfloat16)
-    backend = make_attention_backend(shape, torch.device("cpu"))
+def make_paged(
+    backend: AttentionBackend, seqs: int, context: int, rows: int, layers: int
+) -> Attend:
+    size = backend.shape.block_size
     blocks = -(-context // size)
     cache = backend.allocate(seqs * blocks)
     tables = torch.randperm(seqs * blocks).view(seqs, blocks).int()
     positions = torch.arange(context)
     slots = (tables[:, positions // size].long() * size + positions % size).flatten()
-    for layer in range(options.layers):
+    for layer in range(layers):
         k, v = torch.randn(2, seqs * context, KV_HEADS, HEAD_DIM).bfloat16()
         backend.write_kv_cache(k, v, cache, layer, slots)
     metadata = AttentionMetadata(
@@ -97,10 +105,24 @@ def make_contiguous(context: int, repeated: bool, options: argparse.Namespace) -
     )
 
 
+def make_backends(options: argparse.Namespace) -> list[AttentionBackend]:
+    """Return the backend that serves here, and with --all-backends the others behind it."""
+    cpu = torch.device("cpu")
+    shape = KVCacheShape(options.layers, KV_HEADS, HEAD_DIM, options.block_size, torch.bfloat16)
+    backends = [make_attention_backend(shape, cpu)]
+    if options.all_backends:
+        others = make_numba_attention(shape), make_folded_attention(shape)
+        backends += [x for x in (*others, ReferenceAttention(shape, cpu)) if x is not None]
+    return backends
+
+
 def make_calls(
-    seqs: int, context: int, rows: int, options: argparse.Namespace
+    backends: list[AttentionBackend],
+    sizes: tuple[int, int, int],
+    options: argparse.Namespace,
 ) -> dict[str, Attend]:
-    calls = {"paged": make_paged(seqs, context, rows, options)}
+    calls = {x.name: make_paged(x, *sizes, options.layers) for x in backends}
+    seqs, context, rows = sizes
     if rows > 1:
         calls["SDPA, enable_gqa"] = make_contiguous(context, False, options)
         calls["SDPA, repeated heads"] = make_contiguous(context, True, options)
@@ -115,18 +137,18 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--all-backends", action="store_true")
     options = parser.parse_args()
-    shape = KVCacheShape(1, KV_HEADS, HEAD_DIM, options.block_size, torch.bfloat16)
-    name = make_attention_backend(shape, torch.device("cpu")).name
-    print(f"{name}, {torch.get_num_threads()} threads, {options.layers} layers of cache")
+    backends = make_backends(options)
+    print(f"{torch.get_num_threads()} threads, {options.layers} layers of cache")
     print(f"{'us a layer':44} {'best':>8} {'ratio':>6} {'median':>8} {'ratio':>6}")
     for case, sizes in CASES.items():
-        times = measure(make_calls(*sizes, options), options.layers, options.runs)
-        ours = times["paged"]
+        times = measure(make_calls(backends, sizes, options), options.layers, options.runs)
+        ours = times[backends[0].name]
         for name, theirs in times.items():
             pairs = [(f(theirs), f(theirs) / f(ours)) for f in (min, statistics.median)]
             columns = " ".join(f"{value:8.0f} {ratio:6.2f}" for value, ratio in pairs)
-            print(f"{case if name == 'paged' else '':18}{name:26} {columns}")
+            print(f"{case if theirs is ours else '':18}{name:26} {columns}")
 
 
 if __name__ == "__main__":
