@@ -143,7 +143,7 @@ class ModelUnderTest:
             if name in driver.aborted or reason is FinishReason.DEADLINE:
                 expected = expected[: len(trace)]
             else:
-                assert reason is FinishReason.LENGTH
+                assert reason is FinishReason.LENGTH, (name, index)
             assert trace == expected, (name, index)
 
     def spoil(self, output: SchedulerOutput, block_size: int = 16) -> None:
