@@ -150,8 +150,8 @@ class Engine:
     def step(self) -> StepOutput:
         """Launch a step over the sequences that the scheduler picks, and land the one before it.
 
-        There must be unfinished requests. Where the device computes while the host waits, the step
-        itself is landed.
+        There must be unfinished requests. The step itself is landed too where the device computes
+        while the host waits, or where what it draws must be known before the next one is planned.
 
         Raises:
             EngineDead: an earlier step failed when blocks had to be copied, and may not have been.
@@ -161,7 +161,7 @@ class Engine:
         self.scheduler.resume(self._runner.arrived(), self._clock())
         scheduled = self.scheduler.schedule(self._clock())
         self._under_way.append(self._launch(scheduled))
-        num_ahead = self._runner.steps_ahead if scheduled.scheduled else 0
+        num_ahead = self._num_ahead(scheduled)
         outputs: list[TokenOutput] = []
         while len(self._under_way) > num_ahead:
             outputs += self._land(self._under_way.popleft())
@@ -176,6 +176,11 @@ class Engine:
         self._drawn = drawn.token_ids
         self.scheduler.advance(scheduled)
         return _Flight(scheduled, drawn)
+
+    def _num_ahead(self, scheduled: SchedulerOutput) -> int:
+        """Return how many steps may be under way, after this one, while the next is planned."""
+        waits = any(sequence.needs_names for sequence in scheduled.sampling)
+        return 0 if waits or not scheduled.scheduled else self._runner.steps_ahead
 
     def _land(self, flight: _Flight) -> list[TokenOutput]:
         return self.scheduler.update(flight.scheduled, flight.drawn.tokens(), self._clock())

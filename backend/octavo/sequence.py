@@ -54,6 +54,7 @@ class Sequence:
         "host_table",
         "index",
         "max_num_tokens",
+        "needs_names",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_pending_tokens",
@@ -104,6 +105,8 @@ class Sequence:
         """Last known tokens whose ids are not known yet."""
         self.pending_row = -1
         """Row of the last launched step from which its last pending token is drawn."""
+        self.needs_names = False
+        """Whether its next token depends on the ids of those before by more than the model."""
 
         self.arrival_number = sys.maxsize
         """Place in the order of arrival; behind all others until the scheduler gives it one."""

@@ -204,6 +204,33 @@ def test_a_full_queue_refuses_and_counts(make_engine, make_request):
     assert engine.abort("c") == ()
 
 
+class AheadRunner(FakeRunner):
+    """A fake runner on a device that computes behind the host's back."""
+
+    steps_ahead = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pending: list[set[str]] = []
+        """Whose last token each step's launch did not know yet."""
+
+    def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
+        self.pending.append({s.request_id for s in output.sampling if s.num_pending_tokens})
+        return super().execute(output, drawn)
+
+
+def test_a_step_waits_for_tokens_only_if_one_that_it_drew_must_be_known(make_engine, make_request):
+    runner = AheadRunner()
+    engine = make_engine(runner)
+    engine.add(make_request("plain", 2, temperature=0, max_tokens=9))
+    assert [len(engine.step().outputs) for _ in range(3)] == [0, 1, 1]
+    engine.add(make_request("reads", 2, temperature=0, max_tokens=2))
+    next(iter(engine.scheduler.waiting)).needs_names = True
+    assert [len(engine.step().outputs) for _ in range(2)] == [3, 2]
+    assert [len(engine.step().outputs) for _ in range(2)] == [0, 1]
+    assert runner.pending == [set(), {"plain"}, {"plain"}, {"plain"}, set(), set(), {"plain"}]
+
+
 def test_many_requests_get_exactly_their_tokens_through_preemption(make_engine, make_request, run):
     engine = make_engine()
     prompts = {str(i): [(i * 7 + j) % VOCAB_SIZE for j in range(3 + 5 * i)] for i in range(9)}
