@@ -43,6 +43,7 @@ from octavo_kernels.rms_norm import (
 from octavo_kernels.sample import SamplingRows, sample, sample_reference
 from octavo_kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
 from octavo_kernels.token_logprobs import token_logprobs, token_logprobs_reference
+from octavo_kernels.top_logprobs import TopLogprobs, top_logprobs, top_logprobs_reference
 
 __all__ = [
     "NO_BLOCK",
@@ -56,6 +57,7 @@ __all__ = [
     "Penalties",
     "SamplingRows",
     "SharedParts",
+    "TopLogprobs",
     "add_rms_norm",
     "add_rms_norm_reference",
     "apply_penalties",
@@ -86,4 +88,6 @@ __all__ = [
     "silu_and_mul_reference",
     "token_logprobs",
     "token_logprobs_reference",
+    "top_logprobs",
+    "top_logprobs_reference",
 ]

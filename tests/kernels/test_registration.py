@@ -35,6 +35,10 @@ OPERATIONS = {
     "token_logprobs": lambda: (
         *(torch.randn(3, 50), torch.arange(3), torch.arange(3), torch.empty(3)),
     ),
+    "top_logprobs": lambda: (
+        *(torch.randn(3, 50), torch.arange(3), torch.arange(3)),
+        *(torch.empty(3, 4).long(), torch.empty(3, 4), torch.empty(3, 4).long()),
+    ),
     "apply_penalties": lambda: (
         *(torch.randn(3, 50), torch.arange(3), torch.arange(4), torch.arange(3)),
         *(torch.arange(3).int(), torch.ones(3), torch.zeros(3), torch.zeros(3)),

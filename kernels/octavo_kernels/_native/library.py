@@ -44,6 +44,7 @@ _SIGNATURES: dict[str, tuple[type[Any] | None, tuple[type[Any], ...]]] = {
     "octavo_greedy": (None, (*[_POINTER] * 2, *[_SIZE] * 3, _INT)),
     "octavo_sample": (None, (*[_POINTER] * 8, *[_SIZE] * 3, _INT)),
     "octavo_token_logprobs": (None, (*[_POINTER] * 4, *[_SIZE] * 4, _INT)),
+    "octavo_top_logprobs": (None, (*[_POINTER] * 6, *[_SIZE] * 5, _INT)),
     "octavo_apply_penalties": (None, (*[_POINTER] * 8, *[_SIZE] * 5, _INT)),
     "octavo_apply_token_bitmask": (None, (*[_POINTER] * 3, *[_SIZE] * 5, _INT)),
     "octavo_paged_attention": (
