@@ -1,10 +1,7 @@
 """Tensor operations of Octavo: for each a plain reference and a fast path for its device."""
 
-from octavo_kernels.apply_penalties import (
-    Penalties,
-    apply_penalties,
-    apply_penalties_reference,
-)
+from octavo_kernels._logits import Penalties, SamplingRows
+from octavo_kernels.apply_penalties import apply_penalties, apply_penalties_reference
 from octavo_kernels.apply_rope import apply_rope, apply_rope_reference
 from octavo_kernels.apply_token_bitmask import (
     apply_token_bitmask,
@@ -40,7 +37,7 @@ from octavo_kernels.rms_norm import (
     rms_norm,
     rms_norm_reference,
 )
-from octavo_kernels.sample import SamplingRows, sample, sample_reference
+from octavo_kernels.sample import sample, sample_reference
 from octavo_kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
 from octavo_kernels.token_logprobs import token_logprobs, token_logprobs_reference
 from octavo_kernels.top_logprobs import TopLogprobs, top_logprobs, top_logprobs_reference

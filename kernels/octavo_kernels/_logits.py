@@ -1,8 +1,54 @@
-"""What the operations on logits share: the checks of their arguments. Knows no operation."""
+"""What operations on logits are told of rows, and the checks of their arguments.
+
+Knows no operation.
+"""
+
+from dataclasses import dataclass
 
 import torch
 
 from octavo_kernels._check import check_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each row's token is drawn; every tensor is [rows], beside the logits."""
+
+    temperature: torch.Tensor
+    """float32; 0 takes the best, the first of several."""
+    top_k: torch.Tensor
+    """int32; 0 keeps all."""
+    top_p: torch.Tensor
+    """float32; 1 keeps all."""
+    min_p: torch.Tensor
+    """float32; 0 keeps all."""
+    seeds: torch.Tensor
+    """int64, any value."""
+    positions: torch.Tensor
+    """int64; absolute position of the token that is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Which tokens are penalised, and how; every tensor lies beside the logits.
+
+    Row `rows[i]` of the logits has the tokens `[row_starts[i], row_starts[i + 1])`.
+    """
+
+    rows: torch.Tensor
+    """[n] int64, each row once; one outside the logits is passed over."""
+    row_starts: torch.Tensor
+    """[n + 1] int64, from 0, never falling, up to the number of tokens."""
+    token_ids: torch.Tensor
+    """[tokens] int64, each once in its row; one outside the vocabulary is passed over."""
+    output_counts: torch.Tensor
+    """[tokens] int32; 0 for a token of the prompt alone."""
+    repetition: torch.Tensor
+    """[n] float32; 1 changes nothing."""
+    presence: torch.Tensor
+    """[n] float32; 0 changes nothing."""
+    frequency: torch.Tensor
+    """[n] float32; 0 changes nothing."""
 
 
 def check_logits(name: str, logits: torch.Tensor, like: torch.Tensor | None = None) -> None:

@@ -9,38 +9,13 @@ The first is transformers' RepetitionPenaltyLogitsProcessor, of tokens of prompt
 others are those of OpenAI's interface. Only listed logits are touched. Knows nothing of sequences.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from octavo_kernels._choice import gpu_capability
-from octavo_kernels._logits import check_beside, check_logits
+from octavo_kernels._logits import Penalties, check_beside, check_logits
 from octavo_kernels._native.library import library_for
 from octavo_kernels._register import register
 from octavo_kernels._sampling_launch import choose_penalties
-
-
-@dataclass(frozen=True, slots=True)
-class Penalties:
-    """Which tokens are penalised, and how; every tensor lies beside the logits.
-
-    Row `rows[i]` of the logits has the tokens `[row_starts[i], row_starts[i + 1])`.
-    """
-
-    rows: torch.Tensor
-    """[n] int64, each row once; one outside the logits is passed over."""
-    row_starts: torch.Tensor
-    """[n + 1] int64, from 0, never falling, up to the number of tokens."""
-    token_ids: torch.Tensor
-    """[tokens] int64, each once in its row; one outside the vocabulary is passed over."""
-    output_counts: torch.Tensor
-    """[tokens] int32; 0 for a token of the prompt alone."""
-    repetition: torch.Tensor
-    """[n] float32; 1 changes nothing."""
-    presence: torch.Tensor
-    """[n] float32; 0 changes nothing."""
-    frequency: torch.Tensor
-    """[n] float32; 0 changes nothing."""
 
 
 def apply_penalties_reference(logits: torch.Tensor, penalties: Penalties) -> torch.Tensor:

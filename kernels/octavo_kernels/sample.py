@@ -17,36 +17,16 @@ A row's token depends on that row alone, to the bit, on any one device and instr
 nothing of sequences.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from octavo_kernels._choice import gpu_capability
-from octavo_kernels._logits import check_beside, check_logits
+from octavo_kernels._logits import SamplingRows, check_beside, check_logits
 from octavo_kernels._native.library import library_for
 from octavo_kernels._register import register
 from octavo_kernels._sampling_launch import choose_sample
 
 _COLDEST = 1e-30  # so that 0 / temperature stays 0
 _GOLDEN, _MIX_1, _MIX_2 = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """How each row's token is drawn; every tensor is [rows], beside the logits."""
-
-    temperature: torch.Tensor
-    """float32; 0 takes the best, the first of several."""
-    top_k: torch.Tensor
-    """int32; 0 keeps all."""
-    top_p: torch.Tensor
-    """float32; 1 keeps all."""
-    min_p: torch.Tensor
-    """float32; 0 keeps all."""
-    seeds: torch.Tensor
-    """int64, any value."""
-    positions: torch.Tensor
-    """int64; absolute position of the token that is drawn."""
 
 
 def uniform_reference(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 
 from octavo_kernels._launch import Architecture, PiecesConfig
+from octavo_kernels._logits import Penalties
 from octavo_kernels._sampling_launch import choose_penalties
 from octavo_kernels._triton.ahead_of_time import KernelCase
-from octavo_kernels.apply_penalties import Penalties
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_rows"])

@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 
 from octavo_kernels._launch import Architecture
+from octavo_kernels._logits import SamplingRows
 from octavo_kernels._sampling_launch import SampleConfig, choose_sample
 from octavo_kernels._triton.ahead_of_time import KernelCase
 from octavo_kernels._triton.rows import find_best
-from octavo_kernels.sample import SamplingRows
 
 
 @triton.jit
