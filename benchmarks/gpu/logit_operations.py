@@ -22,6 +22,8 @@ from octavo_kernels import (
     sample_reference,
     token_logprobs,
     token_logprobs_reference,
+    top_logprobs,
+    top_logprobs_reference,
 )
 
 _VOCAB = 5003
@@ -47,6 +49,13 @@ def logit_operations() -> list[RowOperation]:
             _draw_chosen,
             _chosen(token_logprobs),
             _chosen(token_logprobs_reference),
+            dtypes=_SINGLE,
+        ),
+        RowOperation(
+            "top_logprobs",
+            _draw_chosen,
+            _listed(top_logprobs),
+            _listed(top_logprobs_reference),
             dtypes=_SINGLE,
         ),
         RowOperation(
@@ -111,6 +120,10 @@ def _draw_chosen(rows: int, dtype: torch.dtype) -> tuple[Tensors, Tensors]:
 
 def _chosen(function: Function) -> Function:
     return lambda logits, ids: function(logits, _every_row(logits), ids)
+
+
+def _listed(function: Function) -> Function:
+    return lambda logits, ids: function(logits, _every_row(logits), ids, 5)
 
 
 def _draw_seen(rows: int, dtype: torch.dtype) -> tuple[Tensors, Tensors]:
