@@ -185,13 +185,15 @@ def time_ms(calls: list[Call]) -> float:
 
 def profile(engine: Engine, model: LoadedModel, batch: int, context: int, rounds: int):
     """Return median milliseconds of each part, of the rest, and of the whole step."""
-    parts = StepParts(model, batch, context).calls()
+    memory = StepParts(model, batch, context)  # the calls know its addresses only
+    parts = memory.calls()
     start_decoding(engine, batch, context, rounds)
     timings: dict[str, list[float]] = {name: [] for name in (*parts, "step")}
     for _ in range(rounds):
         timings["step"].append(time_ms([engine.step]))
         for name, calls in parts.items():
             timings[name].append(time_ms(calls))
+    del memory
     while engine.has_unfinished:
         engine.step()
     medians = {name: statistics.median(each) for name, each in timings.items()}
