@@ -127,6 +127,7 @@ class Engine:
             QueueFull: too much waits already.
         """
         vocab_size = self.info.vocab_size
+        request.params.check_vocabulary(vocab_size)
         for token_id in request.prompt_token_ids:
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequest(

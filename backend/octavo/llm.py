@@ -19,6 +19,7 @@ from octavo.model.loader import checkpoint_directory
 from octavo.request import FinishReason, Request, SequenceTiming, TokenOutput
 from octavo.sampling_params import SamplingParams
 from octavo.scheduling_params import SchedulingParams
+from octavo.text.bad_words import bad_words_token_ids
 from octavo.text.output_text import OutputText
 from octavo.text.tokenizer import Tokenizer
 
@@ -138,6 +139,7 @@ class LLM:
             scheduling.priority,
             scheduling.tenant,
             scheduling.cache_salt,
+            bad_words_token_ids(params.bad_words, self.tokenizer, info.eos_token_ids),
         )
 
     def _begin(self, request: Request) -> list[_Growing]:

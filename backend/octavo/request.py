@@ -43,6 +43,8 @@ class Request:
     """Who the request is for, where the scheduling policy shares fairly."""
     cache_salt: str = ""
     """Only requests of the same salt reuse each other's cached prefixes."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """`params.bad_words` as the tokenizer spells them: the last of each never follows the rest."""
 
 
 @dataclass(frozen=True, slots=True)

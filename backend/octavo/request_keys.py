@@ -111,6 +111,18 @@ def _read_ints(key: str, value: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(_read_int(key, item) for item in items))
 
 
+def _read_biases(key: str, value: object) -> tuple[tuple[int, float], ...]:
+    if isinstance(value, str):
+        value = read_json(key, value)
+    pairs = tuple(value.items()) if isinstance(value, dict) else value
+    if not isinstance(pairs, tuple) or not all(
+        isinstance(pair, tuple) and len(pair) == 2 for pair in pairs
+    ):
+        raise refused(key, value, "an object of token ids and biases")
+    biases = {_read_int(key, token_id): _read_float(key, bias) for token_id, bias in pairs}
+    return tuple(sorted(biases.items()))
+
+
 _READERS: dict[str, Callable[[str, object], object]] = {
     "float": _read_float,
     "int": _read_int,
@@ -118,4 +130,5 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "str": _read_string,
     "tuple[str, ...]": _read_strings,
     "tuple[int, ...]": _read_ints,
+    "tuple[tuple[int, float], ...]": _read_biases,
 }

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, shown
 from octavo.request_keys import check_range, read_value
 from octavo.scheduling_params import SCHEDULING_KEYS
 
@@ -21,14 +21,16 @@ MAX_STOP_STRINGS = 256
 #: Characters of all stop strings together: looking for them takes memory and time for each.
 MAX_STOP_CHARACTERS = 16_384
 MAX_STOP_TOKEN_IDS = 256
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARACTERS = 16_384
+MAX_BIASED_TOKENS = 4096
 
 _INT32_MAX = 2**31 - 1
 _POSITIVE = f"an integer from 1 to {_INT32_MAX:,}"
 
 #: Keys of the contract that a later version will take; refused rather than ignored.
 UNSUPPORTED_KEYS = frozenset(
-    """repetition_penalty presence_penalty frequency_penalty logit_bias allowed_token_ids bad_words
-    logprobs prompt_logprobs structured_outputs lora_name beam_width length_penalty""".split()
+    """logprobs prompt_logprobs structured_outputs lora_name beam_width length_penalty""".split()
 )
 
 
@@ -50,6 +52,18 @@ class SamplingParams:
     """Draw among the fewest tokens whose probabilities reach this sum. In (0, 1]."""
     min_p: float = 0.0
     """Drop tokens less likely than this share of the most likely one. In [0, 1]."""
+    repetition_penalty: float = 1.0
+    """Divides the logits above 0 of tokens of prompt and answer, and multiplies those below."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that the answer holds. In [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit each time that the answer holds it. In [-2, 2]."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Added to logits, by token id; given as an object. Each in [-100, 100]."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these are drawn. Absent: all."""
+    bad_words: tuple[str, ...] = ()
+    """Never generated as the tokenizer spells them, with and without a leading space."""
     seed: int | None = None
     """64-bit signed; the same seed gives the same tokens. Absent: drawn at random."""
     max_tokens: int | None = None
@@ -80,41 +94,72 @@ class SamplingParams:
         check_range("top_k", self.top_k, -1, _INT32_MAX, f"-1 or 0 (all) or {_POSITIVE}")
         check_range("top_p", self.top_p, math.ulp(0.0), 1.0, "a number in (0, 1]")
         check_range("min_p", self.min_p, 0.0, 1.0, "a number in [0, 1]")
+        # Bounded on both sides so that no logit becomes infinite.
+        allowed = "a number in [0.000001, 1,000,000]"
+        check_range("repetition_penalty", self.repetition_penalty, 1e-6, 1e6, allowed)
+        for key in ("presence_penalty", "frequency_penalty"):
+            check_range(key, getattr(self, key), -2.0, 2.0, "a number in [-2, 2]")
         if self.seed is not None:
             check_range("seed", self.seed, -(2**63), 2**63 - 1, "a signed 64-bit integer")
         if self.max_tokens is not None:
             check_range("max_tokens", self.max_tokens, 1, _INT32_MAX, _POSITIVE)
         limit = _INT32_MAX if self.max_tokens is None else self.max_tokens
         check_range("min_tokens", self.min_tokens, 0, limit, f"an integer in [0, {limit:,}]")
-        self._check_stops()
-
-    def _check_stops(self) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(
-                f"stop has {len(self.stop):,} strings but at most {MAX_STOP_STRINGS} are allowed"
-            )
-        if "" in self.stop:
-            raise InvalidRequest("stop has an empty string but each must have a character")
-        num_characters = sum(map(len, self.stop))
-        if num_characters > MAX_STOP_CHARACTERS:
-            raise InvalidRequest(
-                f"stop has {num_characters:,} characters in all but at most "
-                f"{MAX_STOP_CHARACTERS:,} are allowed"
-            )
+        _check_strings("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
+        _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS)
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequest(
                 f"stop_token_ids has {len(self.stop_token_ids):,} ids "
                 f"but at most {MAX_STOP_TOKEN_IDS} are allowed"
             )
-        for token_id in self.stop_token_ids:
-            check_range(
-                "stop_token_ids", token_id, 0, _INT32_MAX, f"token ids in [0, {_INT32_MAX:,}]"
+        self._check_listed_tokens()
+
+    def _check_listed_tokens(self) -> None:
+        if self.allowed_token_ids == ():
+            raise InvalidRequest("allowed_token_ids has 0 ids but must have at least 1")
+        if len(self.logit_bias) > MAX_BIASED_TOKENS:
+            raise InvalidRequest(
+                f"logit_bias has {len(self.logit_bias):,} tokens "
+                f"but at most {MAX_BIASED_TOKENS:,} are allowed"
             )
+        for key, ids in self._listed_token_ids().items():
+            for token_id in (min(ids, default=0), max(ids, default=0)):
+                check_range(key, token_id, 0, _INT32_MAX, f"token ids in [0, {_INT32_MAX:,}]")
+        for token_id, bias in self.logit_bias:
+            if not -100.0 <= bias <= 100.0:
+                raise InvalidRequest(
+                    f"logit_bias has {shown(bias)} for {token_id} "
+                    "but must have numbers in [-100, 100]"
+                )
+
+    def _listed_token_ids(self) -> dict[str, tuple[int, ...]]:
+        return {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": tuple(token_id for token_id, _ in self.logit_bias),
+            "allowed_token_ids": self.allowed_token_ids or (),
+        }
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse what names a token that the model does not have.
+
+        Raises:
+            InvalidRequest: names the key, the id and what is allowed.
+        """
+        for key, ids in self._listed_token_ids().items():
+            highest = max(ids, default=0)
+            if highest >= vocab_size:
+                raise InvalidRequest(f"{key} has {highest} but token ids are 0 to {vocab_size - 1}")
 
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether logits depend on the tokens before."""
+        given = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return given != (1.0, 0.0, 0.0)
 
     def resolve(
         self, num_prompt_tokens: int, max_model_len: int, default_max_tokens: int
@@ -144,6 +189,19 @@ class SamplingParams:
             if key not in _KNOWN and key not in UNSUPPORTED_KEYS:
                 raise InvalidRequest(_unknown_key(key[:64]))
         return cls(**{key: values[key] for key in _KEYS if values.get(key) is not None})
+
+
+def _check_strings(key: str, strings: tuple[str, ...], most: int, most_characters: int) -> None:
+    if len(strings) > most:
+        raise InvalidRequest(f"{key} has {len(strings):,} strings but at most {most} are allowed")
+    if "" in strings:
+        raise InvalidRequest(f"{key} has an empty string but each must have a character")
+    num_characters = sum(map(len, strings))
+    if num_characters > most_characters:
+        raise InvalidRequest(
+            f"{key} has {num_characters:,} characters in all but at most "
+            f"{most_characters:,} are allowed"
+        )
 
 
 def _unknown_key(key: str) -> str:

@@ -11,6 +11,7 @@ import sys
 
 from octavo.cache.block_hash import BlockKey
 from octavo.request import FinishReason, Request, SequenceTiming
+from octavo.sampling.token_rules import TokenRules, make_token_rules
 
 #: Stands in a block table for a block that no token sees any more.
 NO_BLOCK = -1
@@ -69,11 +70,12 @@ class Sequence:
         "params",
         "pending_row",
         "request",
+        "rules",
         "status",
         "token_ids",
     )
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, rules: TokenRules | None = None) -> None:
         self.request = request
         self.params = request.params
         self.index = 0
@@ -105,7 +107,9 @@ class Sequence:
         """Last known tokens whose ids are not known yet."""
         self.pending_row = -1
         """Row of the last launched step from which its last pending token is drawn."""
-        self.needs_names = False
+        self.rules = rules or make_token_rules(request)
+        """What its parameters say of single tokens, if anything; its own, and updated by draws."""
+        self.needs_names = self.rules is not None and self.rules.reads_tokens
         """Whether its next token depends on the ids of those before by more than the model."""
 
         self.arrival_number = sys.maxsize
@@ -165,7 +169,7 @@ class Sequence:
 
     def fork(self, index: int) -> Sequence:
         """Return another answer that begins with the tokens known now, without blocks."""
-        fork = Sequence(self.request)
+        fork = Sequence(self.request, self.rules and self.rules.fork())
         fork.index = index
         fork.token_ids = list(self.token_ids)
         fork.block_keys = list(self.block_keys)

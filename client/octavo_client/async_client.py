@@ -139,7 +139,9 @@ class AsyncClient:
     ) -> AsyncDeltaStream:
         """Send one request and return its answer as it grows; arguments as in `Client.stream`.
 
-        Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `max_tokens`,
+        Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`,
+        `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`,
+        `allowed_token_ids`, `bad_words`, `seed`, `max_tokens`,
         `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
         `include_stop_str_in_output`, `skip_special_tokens`,
         `spaces_between_special_tokens`, and of scheduling `priority`,
@@ -159,7 +161,9 @@ class AsyncClient:
     ) -> Completion:
         """Send one request, wait for all of it and return it; as `Client.generate`.
 
-        Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `max_tokens`,
+        Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`,
+        `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`,
+        `allowed_token_ids`, `bad_words`, `seed`, `max_tokens`,
         `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
         `include_stop_str_in_output`, `skip_special_tokens`,
         `spaces_between_special_tokens`, and of scheduling `priority`,

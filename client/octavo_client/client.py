@@ -144,7 +144,9 @@ class Client:
                 `messages` and `tools`; the server renders the chat template.
             input_ids: the prompt as token ids.
             timeout_s: overrides the client's; `math.inf` lifts it.
-            params: `n`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `max_tokens`,
+            params: `n`, `temperature`, `top_k`, `top_p`, `min_p`,
+                `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`,
+                `allowed_token_ids`, `bad_words`, `seed`, `max_tokens`,
                 `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
                 `include_stop_str_in_output`, `skip_special_tokens`,
                 `spaces_between_special_tokens`, and of scheduling `priority`,
@@ -169,7 +171,9 @@ class Client:
 
         With `n` above 1 its `answers` are n; what it has by itself is of the first.
 
-        Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`, `seed`, `max_tokens`,
+        Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`,
+        `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`,
+        `allowed_token_ids`, `bad_words`, `seed`, `max_tokens`,
         `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
         `include_stop_str_in_output`, `skip_special_tokens`,
         `spaces_between_special_tokens`, and of scheduling `priority`,

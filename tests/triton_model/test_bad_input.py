@@ -79,6 +79,27 @@ KEYS: dict[str, list[tuple[str, str]]] = {
         ('["a"]', f"stop_token_ids is 'a' but must be {INT}"),
         (json.dumps([*range(257)]), "stop_token_ids has 257 ids but at most 256 are allowed"),
     ],
+    "repetition_penalty": [
+        ("0", "repetition_penalty is 0.0 but must be a number in [0.000001, 1,000,000]"),
+        ("Infinity", "repetition_penalty is inf but must be a number in [0.000001, 1,000,000]"),
+    ],
+    "presence_penalty": [('"-3"', "presence_penalty is -3.0 but must be a number in [-2, 2]")],
+    "frequency_penalty": [("NaN", "frequency_penalty is nan but must be a number in [-2, 2]")],
+    "logit_bias": [
+        ("[[1, 2]]", "logit_bias is [[1, 2]] but must be an object of token ids and biases"),
+        ('{"300": 1}', "logit_bias has 300 but token ids are 0 to 299"),
+        ('{"the": 1}', f"logit_bias is 'the' but must be {INT}"),
+        ('{"5": -Infinity}', "logit_bias has -inf for 5 but must have numbers in [-100, 100]"),
+    ],
+    "allowed_token_ids": [
+        ("[]", "allowed_token_ids has 0 ids but must have at least 1"),
+        ("[1, 300]", "allowed_token_ids has 300 but token ids are 0 to 299"),
+    ],
+    "bad_words": [
+        ("3", f"bad_words is 3 but must be {STRINGS}"),
+        ('["a", ""]', "bad_words has an empty string but each must have a character"),
+        ('"\\ud83d"', "bad_words has '\\ud83d', which is no token of this model"),
+    ],
     "ignore_eos": [('"maybe"', f"ignore_eos is 'maybe' but must be {BOOLEAN}")],
     "include_stop_str_in_output": [("2", f"include_stop_str_in_output is 2 but must be {BOOLEAN}")],
     "skip_special_tokens": [("[]", f"skip_special_tokens is [] but must be {BOOLEAN}")],
@@ -91,7 +112,7 @@ KEYS: dict[str, list[tuple[str, str]]] = {
     "cache_salt": [(json.dumps("x" * 257), "cache_salt has 257 characters but must have at most")],
     "temprature": [("1", "unknown sampling parameter 'temprature'; did you mean 'temperature'?")],
     "Max_Tokens": [("null", "unknown sampling parameter 'Max_Tokens'; did you mean 'max_tokens'?")],
-    "qqqq": [("1", "unknown sampling parameter 'qqqq' (known: cache_salt, deadline_ms, ")],
+    "qqqq": [("1", "unknown sampling parameter 'qqqq' (known: allowed_token_ids, bad_words, ")],
     "logprobs": [("1", "sampling parameter 'logprobs' is not supported yet")],
 }
 PARAMETERS = {

@@ -159,9 +159,10 @@ def test_min_tokens_counts_output_and_ends_with_it(make_sequence):
         for _ in range(num_output_tokens):
             sequence.append_token(9)
         stops = frozenset(sequence.params.stop_token_ids)
-        return build_sampling_batch([sequence], lambda _: stops).masked_ids
+        processors = build_sampling_batch([sequence], lambda _: stops).processors
+        return None if processors is None else processors.banned.token_ids.tolist()
 
-    assert [masked(n) for n in range(4)] == [((0, (4, 8)),), ((0, (4, 8)),), (), ()]
+    assert [masked(n) for n in range(4)] == [[4, 8], [4, 8], None, None]
 
 
 def test_a_masked_id_outside_the_vocabulary_is_nobodys(make_sequence):

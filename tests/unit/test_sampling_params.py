@@ -18,7 +18,9 @@ INT = "an integer"
 POSITIVE = "an integer from 1 to 2,147,483,647"
 TOP_K = f"-1 or 0 (all) or {POSITIVE}"
 SEED = "a signed 64-bit integer"
-STOP_IDS = "token ids in [0, 2,147,483,647]"
+IDS = "token ids in [0, 2,147,483,647]"
+REPETITION = "a number in [0.000001, 1,000,000]"
+BIASES = "an object of token ids and biases"
 
 GOOD = [
     ("n", "3", 3),
@@ -34,6 +36,25 @@ GOOD = [
     ("top_p", 5e-324, 5e-324),
     ("min_p", "0", 0.0),
     ("min_p", 1, 1.0),
+    ("repetition_penalty", "1.2", 1.2),
+    ("repetition_penalty", 1e-6, 1e-6),
+    ("repetition_penalty", 1_000_000, 1e6),
+    ("presence_penalty", -2, -2.0),
+    ("presence_penalty", "2", 2.0),
+    ("frequency_penalty", "-0.5", -0.5),
+    ("frequency_penalty", 2, 2.0),
+    ("logit_bias", {"42": 5, 7: "-1.5"}, ((7, -1.5), (42, 5.0))),
+    ("logit_bias", '{"3": -100, "2": 100}', ((2, 100.0), (3, -100.0))),
+    ("logit_bias", {"5": 1, "05": 2}, ((5, 2.0),)),
+    ("logit_bias", ((5, 1.0), (9, 2.0)), ((5, 1.0), (9, 2.0))),
+    ("logit_bias", {}, ()),
+    ("allowed_token_ids", 3, (3,)),
+    ("allowed_token_ids", ["3", 2, 3], (3, 2)),
+    ("allowed_token_ids", [2**31 - 1], (2**31 - 1,)),
+    ("bad_words", "END", ("END",)),
+    ("bad_words", [" b", "a", " b"], (" b", "a")),
+    ("bad_words", [], ()),
+    ("bad_words", ["x" * 16_384], ("x" * 16_384,)),
     ("seed", -(2**63), -(2**63)),
     ("seed", str(2**63 - 1), 2**63 - 1),
     ("max_tokens", "7", 7),
@@ -81,6 +102,34 @@ BAD = [
     ("top_p", 1.0000001, "top_p is 1.0000001 but must be a number in (0, 1]"),
     ("min_p", -1e-9, "min_p is -1e-09 but must be a number in [0, 1]"),
     ("min_p", 2, "min_p is 2.0 but must be a number in [0, 1]"),
+    ("repetition_penalty", 0, f"repetition_penalty is 0.0 but must be {REPETITION}"),
+    ("repetition_penalty", -1.5, f"repetition_penalty is -1.5 but must be {REPETITION}"),
+    ("repetition_penalty", 1e7, f"repetition_penalty is 10000000.0 but must be {REPETITION}"),
+    ("repetition_penalty", "nan", f"repetition_penalty is nan but must be {REPETITION}"),
+    ("presence_penalty", 2.1, "presence_penalty is 2.1 but must be a number in [-2, 2]"),
+    ("presence_penalty", "no", "presence_penalty is 'no' but must be a number"),
+    ("frequency_penalty", "-inf", "frequency_penalty is -inf but must be a number in [-2, 2]"),
+    ("frequency_penalty", [], "frequency_penalty is [] but must be a number"),
+    ("logit_bias", [1, 2], f"logit_bias is [1, 2] but must be {BIASES}"),
+    ("logit_bias", (1, 2), f"logit_bias is (1, 2) but must be {BIASES}"),
+    ("logit_bias", 5, f"logit_bias is 5 but must be {BIASES}"),
+    ("logit_bias", "[]", f"logit_bias is [] but must be {BIASES}"),
+    ("logit_bias", "{", "logit_bias is not valid JSON: "),
+    ("logit_bias", {"x": 1}, "logit_bias is 'x' but must be an integer"),
+    ("logit_bias", {"5": "x"}, "logit_bias is 'x' but must be a number"),
+    ("logit_bias", {"-1": 1}, f"logit_bias is -1 but must be {IDS}"),
+    ("logit_bias", {2**31: 1}, f"logit_bias is 2147483648 but must be {IDS}"),
+    ("logit_bias", {5: "nan"}, "logit_bias has nan for 5 but must have numbers in [-100, 100]"),
+    ("logit_bias", {5: 101}, "logit_bias has 101.0 for 5 but must have numbers in [-100, 100]"),
+    ("logit_bias", dict.fromkeys(range(4097), 1), "logit_bias has 4,097 tokens but at most 4,096"),
+    ("allowed_token_ids", [], "allowed_token_ids has 0 ids but must have at least 1"),
+    ("allowed_token_ids", [4, -1], f"allowed_token_ids is -1 but must be {IDS}"),
+    ("allowed_token_ids", [2**31, 5], f"allowed_token_ids is 2147483648 but must be {IDS}"),
+    ("allowed_token_ids", "all", f"allowed_token_ids is 'all' but must be {INT}"),
+    ("bad_words", [1], "bad_words is [1] but must be a string or a list of strings"),
+    ("bad_words", ["a", ""], "bad_words has an empty string but each must have a character"),
+    ("bad_words", [str(i) for i in range(257)], "bad_words has 257 strings but at most 256 are"),
+    ("bad_words", "x" * 16_385, "bad_words has 16,385 characters in all but at most 16,384 are"),
     ("seed", 2**63, f"seed is 9223372036854775808 but must be {SEED}"),
     ("seed", -(2**63) - 1, f"seed is -9223372036854775809 but must be {SEED}"),
     ("seed", "abc", f"seed is 'abc' but must be {INT}"),
@@ -94,8 +143,8 @@ BAD = [
     ("stop", ["a", "b" * 16_384], "stop has 16,385 characters in all but at most 16,384 are"),
     ("stop", [str(i) for i in range(10_000)], "stop has 10,000 strings but at most 256 are"),
     ("stop", [str(i) for i in range(257)], "stop has 257 strings but at most 256 are allowed"),
-    ("stop_token_ids", [-1], f"stop_token_ids is -1 but must be {STOP_IDS}"),
-    ("stop_token_ids", [2**31], f"stop_token_ids is 2147483648 but must be {STOP_IDS}"),
+    ("stop_token_ids", [-1], f"stop_token_ids is -1 but must be {IDS}"),
+    ("stop_token_ids", [2**31], f"stop_token_ids is 2147483648 but must be {IDS}"),
     ("stop_token_ids", [[1]], f"stop_token_ids is [1] but must be {INT}"),
     ("stop_token_ids", [True], f"stop_token_ids is True but must be {INT}"),
     ("stop_token_ids", list(range(257)), "stop_token_ids has 257 ids but at most 256 are allowed"),
@@ -155,10 +204,11 @@ def test_an_unknown_key_names_the_nearest_and_lists_the_known():
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams.from_mapping({"temprature": 1})
     assert str(caught.value) == (
-        "unknown sampling parameter 'temprature'; did you mean 'temperature'? (known: cache_salt, "
-        "deadline_ms, ignore_eos, include_stop_str_in_output, max_tokens, min_p, min_tokens, n, "
-        "priority, seed, skip_special_tokens, spaces_between_special_tokens, stop, "
-        "stop_token_ids, temperature, tenant, top_k, top_p)"
+        "unknown sampling parameter 'temprature'; did you mean 'temperature'? (known: "
+        "allowed_token_ids, bad_words, cache_salt, deadline_ms, frequency_penalty, ignore_eos, "
+        "include_stop_str_in_output, logit_bias, max_tokens, min_p, min_tokens, n, "
+        "presence_penalty, priority, repetition_penalty, seed, skip_special_tokens, "
+        "spaces_between_special_tokens, stop, stop_token_ids, temperature, tenant, top_k, top_p)"
     )
 
 
@@ -187,6 +237,12 @@ def test_all_keys_are_read_at_once_and_those_of_scheduling_left_out():
         "top_k": 3,
         "top_p": 0.9,
         "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"4": 1},
+        "allowed_token_ids": [4, 5],
+        "bad_words": "no",
         "seed": 7,
         "max_tokens": 9,
         "min_tokens": 2,
@@ -198,9 +254,10 @@ def test_all_keys_are_read_at_once_and_those_of_scheduling_left_out():
         "spaces_between_special_tokens": False,
     }
     scheduling = {"priority": "wrong", "deadline_ms": -1, "tenant": 5, "cache_salt": []}
-    assert SamplingParams.from_mapping(values | scheduling) == SamplingParams(
-        2, 0.5, 3, 0.9, 0.1, 7, 9, 2, ("END",), (4, 5), True, True, False, False
-    )
+    read = SamplingParams.from_mapping(values | scheduling)
+    defaults = SamplingParams()
+    assert read == SamplingParams(**values)
+    assert all(getattr(read, key) != getattr(defaults, key) for key in values)
 
 
 def test_no_keys_give_the_defaults():
@@ -249,3 +306,20 @@ def test_every_key_is_documented():
     pairs = [(a, b) for a, b in pairwise(body) if isinstance(a, ast.AnnAssign)]
     assert len(pairs) == len(fields(SamplingParams))
     assert all(len(b.value.value) > 20 for _, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [("stop_token_ids", [5, 300]), ("allowed_token_ids", [300, 2]), ("logit_bias", {"300": 1})],
+)
+def test_a_token_that_the_model_does_not_have_is_refused(key, given):
+    params = SamplingParams(**{key: given})
+    params.check_vocabulary(301)
+    with pytest.raises(InvalidRequest, match=f"^{key} has 300 but token ids are 0 to 299$"):
+        params.check_vocabulary(300)
+
+
+def test_only_penalties_that_change_something_penalize():
+    assert not SamplingParams(repetition_penalty=1, presence_penalty=0, top_k=5).penalizes
+    for key in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
+        assert SamplingParams(**{key: 1.5}).penalizes

@@ -144,7 +144,7 @@ def test_a_row_of_which_nothing_can_be_drawn_ends_its_request_alone(
     if steps_ahead:
         driver.step(6, 6, 6)
     *failed, other = driver.outputs
-    message = "the model's logits are not finite, or rule out every token"
+    message = "no token can be drawn: the model's logits are not finite"
     for index, output in enumerate(failed):
         assert (output.finish_reason, output.token_ids) == (FinishReason.ERROR, ())
         assert (output.index, str(output.error)) == (index, message)

@@ -33,6 +33,9 @@ _KINDS_OF_SAMPLING = (
     SamplingParams(temperature=0.7, seed=0),
     SamplingParams(temperature=0.0, return_logprob=True),
     SamplingParams(temperature=0.0, min_tokens=1),
+    SamplingParams(
+        temperature=0.0, repetition_penalty=1.1, logit_bias=((0, 1.0),), allowed_token_ids=(0,)
+    ),
 )
 
 

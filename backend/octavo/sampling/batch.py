@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from octavo.sampling.processor_rows import ProcessorRows, build_processor_rows
 from octavo.sampling.random import fork_seeds
 from octavo.sequence import Sequence
 
@@ -34,30 +35,27 @@ class RandomRows:
 class SamplingBatch:
     """One step's sampling rows.
 
-    `masked_ids` holds (row, token ids) that must not be drawn: the ends of sequences below their
-    `min_tokens`. `random` is None when every row is greedy.
+    `random` is None when every row is greedy, `processors` when no row asks for one.
     """
 
     num_rows: int
     random: RandomRows | None
     logprob_rows: tuple[int, ...]
-    masked_ids: tuple[tuple[int, tuple[int, ...]], ...]
+    processors: ProcessorRows | None
 
 
 def build_sampling_batch(
     sequences: Rows[Sequence], ending_token_ids: Callable[[Sequence], frozenset[int]]
 ) -> SamplingBatch:
-    """Collect the sampling parameters of `sequences`, one row each, in order."""
-    masked = (
-        (row, tuple(sorted(ending_token_ids(s))))
-        for row, s in enumerate(sequences)
-        if s.num_output_tokens < s.params.min_tokens
-    )
+    """Collect the sampling parameters of `sequences`, one row each, in order.
+
+    Mutates what sequences with penalties have seen: it takes in their new tokens.
+    """
     return SamplingBatch(
         num_rows=len(sequences),
         random=None if all(s.params.greedy for s in sequences) else _random_rows(sequences),
         logprob_rows=tuple(row for row, s in enumerate(sequences) if s.params.return_logprob),
-        masked_ids=tuple((row, ids) for row, ids in masked if ids),
+        processors=build_processor_rows(sequences, ending_token_ids),
     )
 
 

@@ -12,6 +12,7 @@ import torch
 
 from octavo.sampling.batch import RandomRows, SamplingBatch
 from octavo.sampling.device import HostCopy, to_device
+from octavo.sampling.processors import apply_processors
 from octavo.scheduler.output import SampledToken
 from octavo_kernels import SamplingRows, greedy, token_logprobs
 from octavo_kernels import sample as draw
@@ -41,20 +42,23 @@ class DrawnTokens:
         return tuple(SampledToken(id_, by_row.get(row)) for row, id_ in enumerate(token_ids))
 
 
-# The decoder's logits are inference tensors, which masking could not change otherwise.
+# The decoder's logits are inference tensors, which processors could not change otherwise.
 @torch.inference_mode()
 def sample(logits: torch.Tensor, batch: SamplingBatch) -> DrawnTokens:
     """Draw one token for each row; returns before the device has drawn it.
 
     Args:
-        logits: [rows, vocab] float32; ids masked by `batch` are overwritten with -inf.
+        logits: [rows, vocab] float32; rows for which `batch` has processors are changed.
         batch: parameters of the same rows.
 
     Returns:
-        One token a row; `logprob` is that of the model's own distribution, before temperature,
-        filters and masks, and set for `batch.logprob_rows` only.
+        One token a row; `logprob` is that of the model's own distribution, before processors,
+        temperature and filters, and set for `batch.logprob_rows` only.
     """
-    untouched = _mask(logits, batch) if batch.masked_ids else logits
+    untouched = logits
+    if batch.processors is not None:
+        untouched = logits.clone() if batch.logprob_rows else logits
+        apply_processors(logits, batch.processors)
     if batch.random is None:
         token_ids = greedy(logits)
     else:
@@ -64,17 +68,6 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> DrawnTokens:
     (rows,) = to_device([np.array(batch.logprob_rows, np.int64)], logits.device)
     logprobs = token_logprobs(untouched, rows, token_ids[rows])
     return DrawnTokens(token_ids, batch.logprob_rows, logprobs)
-
-
-def _mask(logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
-    """Overwrite masked ids; return logits as they were, as far as log-probabilities need them."""
-    asked = any(row in batch.logprob_rows for row, _ in batch.masked_ids)
-    untouched = logits.clone() if asked else logits
-    # A request may name stop ids that this model does not have.
-    pairs = [(row, id_) for row, ids in batch.masked_ids for id_ in ids if id_ < logits.shape[1]]
-    rows, ids = to_device(list(np.array(pairs, np.int64).reshape(-1, 2).T.copy()), logits.device)
-    logits[rows, ids] = -torch.inf
-    return untouched
 
 
 def _rows_on(device: torch.device, random: RandomRows) -> SamplingRows:

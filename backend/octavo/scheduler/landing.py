@@ -56,8 +56,7 @@ class Landing:
         """End a request for which nothing can be drawn, and publish nothing of the step."""
         sequence.num_steps_under_way -= 1
         ended = self._ending.end_request(sequence.request_id, FinishReason.ERROR)
-        error = EngineError("the model's logits are not finite, or rule out every token")
-        return last_outputs(ended, now_s, error)
+        return last_outputs(ended, now_s, EngineError(_why_nothing(sequence)))
 
     def _name(self, sequence: Sequence, token: SampledToken, now_s: float) -> TokenOutput:
         sequence.name_token(token.token_id)
@@ -72,3 +71,21 @@ class Landing:
         return TokenOutput(
             sequence.request_id, (token.token_id,), logprobs, reason, None, sequence.index, timing
         )
+
+
+def _why_nothing(sequence: Sequence) -> str:
+    """Return why no token can be drawn, as far as a sequence's parameters tell."""
+    params = sequence.params
+    num_output_tokens = sequence.num_named_tokens - sequence.num_prompt_tokens
+    possible = {
+        "allowed_token_ids": params.allowed_token_ids,
+        "bad_words": params.bad_words,
+        "min_tokens": num_output_tokens < params.min_tokens,
+    }
+    keys = [key for key, rules_out in possible.items() if rules_out]
+    if not keys:
+        return "no token can be drawn: the model's logits are not finite"
+    return (
+        f"no token can be drawn: {', '.join(keys)} may rule out every one, "
+        "or the model's logits are not finite"
+    )

@@ -9,6 +9,7 @@ import itertools
 
 from octavo.errors import InvalidRequest, PromptTooLong
 from octavo.request import EngineInfo, Request
+from octavo.text.bad_words import bad_words_token_ids
 from octavo.text.chat import render_chat
 from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.codec import DecodedRequest
@@ -39,11 +40,7 @@ def admit(
     """
     prompt, token_ids = _tokenize(decoded, tokenizer, info)
     _check_prompt(token_ids, info)
-    for token_id in decoded.params.stop_token_ids:
-        if token_id >= info.vocab_size:
-            raise InvalidRequest(
-                f"stop_token_ids has {token_id} but token ids are 0 to {info.vocab_size - 1}"
-            )
+    decoded.params.check_vocabulary(info.vocab_size)
     if decoded.params.n > info.max_num_seqs:
         raise InvalidRequest(
             f"n is {decoded.params.n} but max_num_seqs is {info.max_num_seqs}; ask for fewer "
@@ -58,6 +55,7 @@ def admit(
         decoded.scheduling.priority,
         decoded.scheduling.tenant,
         decoded.scheduling.cache_salt,
+        bad_words_token_ids(decoded.params.bad_words, tokenizer, info.eos_token_ids),
     )
     return LiveRequest(request, decoded.options, sender, tokenizer, prompt)
 
