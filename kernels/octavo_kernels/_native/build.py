@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from octavo_kernels._native.processor import InstructionSet, describe_processor
@@ -25,7 +26,7 @@ _HEADERS = tuple(
     for name in "vector elements kv_cache rope attention_tile linear operations logits".split()
 )
 _OPTIONS = (
-    "-std=c++17 -O3 -fPIC -shared"
+    "-std=c++17 -O3 -fPIC -fopenmp"
     " -ffp-contract=off"  # the sources choose what is fused, so that bits do not depend on inlining
     " -fno-strict-aliasing -Wno-psabi"
 ).split()
@@ -76,7 +77,7 @@ def _openmp_arguments() -> list[str]:
     names = ("libgomp", "libiomp5", "libomp")
     runtimes = [path for path in sorted(mapped) if Path(path).name.startswith(names)]
     # The compiler appends its own runtime; --as-needed drops it when the first gives all symbols.
-    return ["-Wl,--as-needed", *runtimes[:1], "-fopenmp"]
+    return ["-Wl,--as-needed", *runtimes[:1]]
 
 
 def cache_directory() -> Path:
@@ -101,19 +102,28 @@ def _fingerprint(parts: list[str]) -> str:
 
 
 def _compile(command: list[str], openmp: list[str], library: Path) -> None:
-    """Compile into a temporary file beside `library` and rename it."""
-    handle, temporary = tempfile.mkstemp(prefix=".build-", suffix=".so", dir=library.parent)
-    os.close(handle)
-    try:
-        sources = [str(_SOURCE_DIR / name) for name in _SOURCES]
-        finished = _run([*command, "-o", temporary, *sources, *openmp])
-        if finished.returncode != 0:
-            raise BuildError(f"{command[0]} failed: {finished.stderr.strip()[-2000:]}")
+    """Compile the sources side by side in a private directory, link them, and rename the result."""
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as directory:
+        sources = [_SOURCE_DIR / name for name in _SOURCES]
+        objects = [f"{directory}/{source.stem}.o" for source in sources]
+        commands = [
+            [*command, "-c", "-o", each, str(source)]
+            for each, source in zip(objects, sources, strict=True)
+        ]
+        # The threads only wait, each for its own compiler.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run_compiler, commands))
+        temporary = f"{directory}/{library.name}"
+        _run_compiler([*command, "-shared", "-o", temporary, *objects, *openmp])
         with open(temporary, "rb") as built:
             os.fsync(built.fileno())
         os.replace(temporary, library)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+
+
+def _run_compiler(command: list[str]) -> None:
+    finished = _run(command)
+    if finished.returncode != 0:
+        raise BuildError(f"{command[0]} failed: {finished.stderr.strip()[-2000:]}")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
