@@ -6,22 +6,18 @@ requests or restarts.
 
 from __future__ import annotations
 
-import functools
 import logging
-import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Protocol
 
 from octavo.config import EngineConfig
 from octavo.engine_process import EngineFactory, load_engine, run_engine
-from octavo.errors import ConfigError
+from octavo.interpreter import find_interpreter, package_path
 
 #: The kernel closes a dying process's connection a little before its exit status can be read.
 _EXIT_STATUS_TIMEOUT_S = 2.0
@@ -61,7 +57,7 @@ class EngineProcess:
                 [*command, "--fd", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=package_path(),
             )
         logger.info("engine process %d started", self._process.pid)
         try:
@@ -124,33 +120,3 @@ class EngineThread:
 def start_host(config: EngineConfig) -> EngineHost:
     """Start an engine where `config.engine_process` says."""
     return EngineProcess(config) if config.engine_process else EngineThread(config)
-
-
-@functools.cache
-def find_interpreter() -> Path:
-    """Return a program that runs this Python, also where Python is embedded in another program.
-
-    Raises:
-        ConfigError: none of the usual places holds one of this version.
-    """
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    folder = Path(sys.prefix, "bin")
-    candidates = [folder / f"python{version}", folder / "python3", Path(sys.executable or "python")]
-    for path in candidates:
-        if _python_version(path) == version:
-            return path
-    raise ConfigError(
-        f"no interpreter of Python {version} to run the engine process with; "
-        f"tried {', '.join(str(path) for path in candidates)}"
-    )
-
-
-def _python_version(path: Path) -> str | None:
-    # An embedding program may be its own `sys.executable`: it must not be run.
-    if not path.name.startswith("python") or not os.access(path, os.X_OK):
-        return None
-    program = "import sys; print('%d.%d' % sys.version_info[:2])"
-    answer = subprocess.run(
-        [path, "-I", "-c", program], stdout=subprocess.PIPE, text=True, timeout=30.0, check=False
-    )
-    return answer.stdout.strip()
