@@ -287,6 +287,39 @@ def test_a_stop_token_ends_and_min_tokens_holds_it_off(make_engine, make_request
     assert later.finish_reason is FinishReason.LENGTH
 
 
+def test_a_token_that_the_model_does_not_have_is_refused(make_engine, make_request):
+    engine = make_engine()
+    message = r"^logit_bias has 97 but token ids are 0 to 96$"
+    with pytest.raises(InvalidRequest, match=message):
+        engine.add(make_request("a", 5, logit_bias={"97": 1}))
+    assert not engine.has_unfinished
+
+
+@pytest.mark.parametrize("runner", [FakeRunner, AheadRunner])
+def test_rules_of_tokens_hold_in_the_engine_and_end_only_their_own_request(
+    make_engine, make_request, run, runner
+):
+    one, two, three = continue_by_hand([5, 6], 3)
+    engine = make_engine(runner())
+    asks = {
+        "plain": {},
+        "banned": {"bad_words_token_ids": ((6, one),)},
+        "stuck": {"allowed_token_ids": [one, two], "bad_words_token_ids": ((one, two), (one, one))},
+        "frequent": {"frequency_penalty": 2.0, "logit_bias": {90: 10.0}},
+    }
+    for name, values in asks.items():
+        engine.add(make_request(name, [5, 6], temperature=0, max_tokens=3, **values))
+    outputs = run(engine)
+    tokens = {name: [i for o in outputs[name] for i in o.token_ids] for name in asks}
+    assert tokens["plain"] == [one, two, three]
+    assert tokens["banned"][0] != one
+    assert tokens["stuck"] == [one]
+    assert outputs["stuck"][-1].finish_reason is FinishReason.ERROR
+    assert str(outputs["stuck"][-1].error).startswith("no token can be drawn: allowed_token_ids")
+    assert tokens["frequent"][0] == 90
+    assert 90 not in tokens["frequent"][1:]
+
+
 def test_log_probabilities_come_with_their_tokens_when_asked(make_engine, make_request, run):
     engine = make_engine()
     engine.add(make_request("a", 5, temperature=0, max_tokens=2, return_logprob=True))

@@ -76,3 +76,23 @@ def test_what_is_refused_leaves_nothing_behind(llm):
         llm.generate(["a"] * 9)
     assert not llm.engine.has_unfinished
     llm.engine.check_integrity()
+
+
+def test_single_tokens_are_ruled_as_asked(llm):
+    greedy = {"temperature": 0, "max_tokens": 12}
+    (digit_ids,) = [llm.tokenizer.encode(" 0123456789,", add_special_tokens=False)]
+    rules = [
+        {"bad_words": ["13"]},
+        {"logit_bias": {llm.tokenizer.encode("\n", add_special_tokens=False)[0]: 100}},
+        {"allowed_token_ids": digit_ids[:-1]},
+        {"frequency_penalty": 2, "presence_penalty": 2, "repetition_penalty": 1.5},
+        {},
+    ]
+    params = [SamplingParams.from_mapping({**greedy, **each}) for each in rules]
+    banned, newlines, spaced, varied, plain = llm.generate([PROMPT] * 5, params)
+    assert plain.text == " 13, 14, 15,"
+    assert "13" not in banned.text
+    assert newlines.text == "\n" * 12
+    assert "," not in spaced.text
+    assert set(spaced.text) <= set(" 0123456789")
+    assert len(set(varied.token_ids)) > len(set(plain.token_ids))

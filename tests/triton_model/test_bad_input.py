@@ -98,7 +98,7 @@ KEYS: dict[str, list[tuple[str, str]]] = {
     "bad_words": [
         ("3", f"bad_words is 3 but must be {STRINGS}"),
         ('["a", ""]', "bad_words has an empty string but each must have a character"),
-        ('"\\ud83d"', "bad_words has '\\ud83d', which is no token of this model"),
+        ('"\\ud83d"', "bad_words has '\\ud83d', which this model cannot spell"),
     ],
     "ignore_eos": [('"maybe"', f"ignore_eos is 'maybe' but must be {BOOLEAN}")],
     "include_stop_str_in_output": [("2", f"include_stop_str_in_output is 2 but must be {BOOLEAN}")],

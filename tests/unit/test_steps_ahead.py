@@ -153,3 +153,24 @@ def test_a_row_of_which_nothing_can_be_drawn_ends_its_request_alone(
     assert len(failed) == 2
     assert driver.cache.find_cached(make_sequence("c", [1] * 9)).num_tokens == 0
     assert driver.cache.find_cached(make_sequence("d", [2] * 9)).num_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("params", "keys"),
+    [
+        ({"allowed_token_ids": [4]}, "allowed_token_ids"),
+        (
+            {"allowed_token_ids": [4], "bad_words": "x", "min_tokens": 9},
+            "allowed_token_ids, bad_words, min_tokens",
+        ),
+        ({"bad_words": "x", "min_tokens": 1}, "bad_words"),
+    ],
+)
+def test_the_error_names_what_may_rule_out_every_token(make_scheduler, params, keys):
+    driver = make_scheduler()
+    driver.add("a", [1, 2], **params)
+    driver.step(5)
+    driver.step(-1)
+    (output,) = driver.outputs
+    why = f"{keys} may rule out every one, or the model's logits are not finite"
+    assert str(output.error) == f"no token can be drawn: {why}"

@@ -12,8 +12,8 @@ as far as it has the same:
     6  allowed_token_ids                       PrefixConstrainedLogitsProcessor
     7  temperature, top_k, top_p, min_p        octavo_kernels.sample
 
-What is ruled out at -infinity stays there, so that 4 to 6 may be done in any order. Knows nothing
-of sequences.
+What is ruled out stays at -infinity, so that 4 to 6 may be done in any order. Where nothing is left
+nothing is drawn, while transformers draws what 6 allows all the same. Knows nothing of sequences.
 """
 
 from __future__ import annotations

@@ -128,6 +128,12 @@ class Tokenizer:
         return piece
 
     @functools.cached_property
+    def unknown_token_id(self) -> int | None:
+        """The id of text for which there is no token; None if all text has tokens."""
+        token = getattr(self._backend.model, "unk_token", None)
+        return None if token is None else self._backend.token_to_id(token)
+
+    @functools.cached_property
     def plain_token_id(self) -> int | None:
         """An id whose text is letters: it stands for any text before a stream; None if none is."""
         for token_id in range(self.vocab_size):

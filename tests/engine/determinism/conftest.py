@@ -31,6 +31,7 @@ Trace = list[tuple[int, float]]
 """(token id, log-probability) of each output token."""
 Asks = list[tuple[list[int], SamplingParams]]
 """(prompt, parameters) of requests."""
+BadWords = tuple[tuple[int, ...], ...]
 
 #: The models that must give the same bits whatever happens.
 TINY = [
@@ -101,7 +102,7 @@ class ModelUnderTest:
         self._options = options
         self._drive = drive
         self._runners: dict[int, tuple[ModelRunner, SlowTransfers]] = {}
-        self._alone: dict[tuple[tuple[int, ...], SamplingParams], Trace] = {}
+        self._alone: dict[tuple[tuple[int, ...], SamplingParams, BadWords], Trace] = {}
 
     def driver(
         self,
@@ -120,24 +121,29 @@ class ModelUnderTest:
         transfers.forget_all(delay)
         return self._drive(config, runner, num_blocks, num_host_blocks, steps_ahead)
 
-    def alone(self, prompt: tuple[int, ...], params: SamplingParams, index: int) -> Trace:
+    def alone(
+        self, prompt: tuple[int, ...], params: SamplingParams, index: int, bad_words: BadWords = ()
+    ) -> Trace:
         """Return what one request answers alone: the one whose seed is that of `index`."""
         seeds, indices = np.array([params.seed], np.int64), np.array([index], np.int64)
         params = replace(params, n=1, seed=int(fork_seeds(seeds, indices)[0]))
-        if (prompt, params) not in self._alone:
+        key = (prompt, params, bad_words)
+        if key not in self._alone:
             driver = self.driver(enable_prefix_caching=False)
-            driver.add("alone", list(prompt), params)
+            driver.add("alone", list(prompt), params, bad_words_token_ids=bad_words)
             driver.run()
             driver.counts.subtract({"most rows": 1, "blocks left behind": math.inf})
             assert not +driver.counts, "nothing happens to it"
-            self._alone[prompt, params] = driver.trace("alone")
-        return self._alone[prompt, params]
+            self._alone[key] = driver.trace("alone")
+        return self._alone[key]
 
     def check(self, driver: Any) -> None:
         """Compare every answer with the one given alone, as far as it was given."""
         for (name, index), outputs in driver.outputs.items():
             request = driver.requests[name]
-            expected = self.alone(request.prompt_token_ids, request.params, index)
+            expected = self.alone(
+                request.prompt_token_ids, request.params, index, request.bad_words_token_ids
+            )
             trace = driver.trace(name, index)
             reason = outputs[-1].finish_reason if outputs else None
             if name in driver.aborted or reason is FinishReason.DEADLINE:
