@@ -9,7 +9,7 @@ import torch
 
 from octavo_kernels._check import check_tensor
 from octavo_kernels.apply_rope import check_rope
-from octavo_kernels.attention import KVCache, KVCacheShape
+from octavo_kernels.attention import AttentionMetadata, KVCache, KVCacheShape
 
 
 def check_kv(shape: KVCacheShape, k: torch.Tensor, v: torch.Tensor, slots: torch.Tensor) -> None:
@@ -17,7 +17,9 @@ def check_kv(shape: KVCacheShape, k: torch.Tensor, v: torch.Tensor, slots: torch
     sizes = (None, shape.num_kv_heads, shape.head_dim)
     check_tensor("write_kv_cache: k", k, sizes, dtypes=(shape.dtype,), packed=2)
     check_tensor("write_kv_cache: v", v, k.shape, like=k, packed=2)
-    check_tensor("write_kv_cache: slot_mapping", slots, k.shape[:1], dtypes=(torch.int64,))
+    check_tensor(
+        "write_kv_cache: slot_mapping", slots, k.shape[:1], dtypes=(torch.int64,), beside=k
+    )
 
 
 def check_rope_and_write(
@@ -62,6 +64,7 @@ def check_copy(source: KVCache, target: KVCache, pairs: torch.Tensor) -> None:
 def check_query(
     shape: KVCacheShape,
     q: torch.Tensor,
+    metadata: AttentionMetadata,
     window: int | None,
     out: torch.Tensor | None,
     soft_cap: float | None = None,
@@ -71,6 +74,10 @@ def check_query(
     check_tensor(
         "paged_attention: q", q, (None, None, shape.head_dim), dtypes=(shape.dtype,), packed=2
     )
+    if metadata.seq_lens.device != q.device:  # which the rest of the metadata shares
+        raise ValueError(
+            f"paged_attention: metadata is on {metadata.seq_lens.device} but must be on {q.device}"
+        )
     if q.shape[1] % shape.num_kv_heads:
         raise ValueError(
             f"paged_attention: q has {q.shape[1]} heads but must have a multiple of "
@@ -83,9 +90,9 @@ def check_query(
             f"paged_attention: soft_cap is {soft_cap} but must be positive and finite, or None"
         )
     if sinks is not None:
-        check_tensor("paged_attention: sinks", sinks, q.shape[1:2], dtypes=(torch.float32,))
-        if sinks.device != q.device:
-            raise ValueError(f"paged_attention: sinks are on {sinks.device} but q on {q.device}")
+        check_tensor(
+            "paged_attention: sinks", sinks, q.shape[1:2], dtypes=(torch.float32,), beside=q
+        )
     if out is None:
         return torch.empty(q.shape, dtype=q.dtype, device=q.device)
     check_tensor("paged_attention: out", out, q.shape, like=q, packed=2)

@@ -14,6 +14,7 @@ def check_tensor(
     *,
     dtypes: Sequence[torch.dtype] = FLOAT_DTYPES,
     like: torch.Tensor | None = None,
+    beside: torch.Tensor | None = None,
     packed: int = 1,
 ) -> None:
     """Refuse a tensor of the wrong shape, type, device or strides.
@@ -24,6 +25,7 @@ def check_tensor(
         shape: Its expected sizes; None allows any.
         dtypes: The types allowed when `like` is None.
         like: A tensor whose dtype and device it must share.
+        beside: A tensor whose device it must share.
         packed: How many of its last dimensions must be contiguous with each other.
 
     Raises:
@@ -40,6 +42,8 @@ def check_tensor(
         raise ValueError(
             f"{name} is {tensor.dtype} on {tensor.device} but must be {like.dtype} on {like.device}"
         )
+    if beside is not None and tensor.device != beside.device:
+        raise ValueError(f"{name} is on {tensor.device} but must be on {beside.device}")
     if not (tensor.is_contiguous() or _is_packed(tensor, packed)):
         raise ValueError(
             f"{name} has strides {list(tensor.stride())} but its last {packed} dimension(s) must "

@@ -76,6 +76,4 @@ def check_beside(
     Raises:
         ValueError: It does not fit.
     """
-    check_tensor(name, tensor, (size,), dtypes=(dtype,))
-    if tensor.device != logits.device:
-        raise ValueError(f"{name} is on {tensor.device} but must be on {logits.device}")
+    check_tensor(name, tensor, (size,), dtypes=(dtype,), beside=logits)

@@ -126,8 +126,10 @@ def check_rope(
     check_tensor("apply_rope: q", q, (None, None, None), packed=2)
     tokens, _, head_dim = q.shape
     check_tensor("apply_rope: k", k, (tokens, None, head_dim), like=q, packed=2)
-    check_tensor("apply_rope: positions", positions, (tokens,), dtypes=(torch.int64,))
-    check_tensor("apply_rope: cos_sin", cos_sin, (None, None), dtypes=(torch.float32,), packed=2)
+    check_tensor("apply_rope: positions", positions, (tokens,), dtypes=(torch.int64,), beside=q)
+    check_tensor(
+        "apply_rope: cos_sin", cos_sin, (None, None), dtypes=(torch.float32,), beside=q, packed=2
+    )
     rotary_dim = cos_sin.shape[1]
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(

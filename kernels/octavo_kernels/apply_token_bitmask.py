@@ -50,10 +50,12 @@ def apply_token_bitmask(
     """
     check_logits("apply_token_bitmask: logits", logits)
     check_beside("apply_token_bitmask: rows", rows, None, torch.int64, logits)
-    name = "apply_token_bitmask: bitmask"
-    check_tensor(name, bitmask, (len(rows), None), dtypes=(torch.int32,), packed=2)
-    if bitmask.device != logits.device:
-        raise ValueError(f"{name} is on {bitmask.device} but must be on {logits.device}")
+    check_tensor(
+        *("apply_token_bitmask: bitmask", bitmask, (len(rows), None)),
+        dtypes=(torch.int32,),
+        beside=logits,
+        packed=2,
+    )
     if out is None:
         out = logits.clone(memory_format=torch.contiguous_format)
     elif out is not logits:

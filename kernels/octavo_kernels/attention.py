@@ -76,7 +76,7 @@ class AttentionMetadata:
     the window of its first row may be NO_BLOCK, which changes no bit.
 
     Raises:
-        ValueError: A shape or dtype is not as documented.
+        ValueError: A shape or dtype is not as documented, or not all tensors are on one device.
     """
 
     query_start_loc: torch.Tensor
@@ -93,11 +93,14 @@ class AttentionMetadata:
     """Largest of seq_lens."""
 
     def __post_init__(self) -> None:
-        int32, num_seqs = (torch.int32,), self.seq_lens.shape[0]
-        check_tensor("query_start_loc", self.query_start_loc, (num_seqs + 1,), dtypes=int32)
-        check_tensor("seq_lens", self.seq_lens, (num_seqs,), dtypes=int32)
-        check_tensor("block_tables", self.block_tables, (num_seqs, None), dtypes=int32, packed=2)
-        check_tensor("slot_mapping", self.slot_mapping, (None,), dtypes=(torch.int64,))
+        lens, num_seqs = self.seq_lens, self.seq_lens.shape[0]
+        for name, tensor, shape, dtype, packed in (
+            ("query_start_loc", self.query_start_loc, (num_seqs + 1,), torch.int32, 1),
+            ("seq_lens", lens, (num_seqs,), torch.int32, 1),
+            ("block_tables", self.block_tables, (num_seqs, None), torch.int32, 2),
+            ("slot_mapping", self.slot_mapping, (None,), torch.int64, 1),
+        ):
+            check_tensor(name, tensor, shape, dtypes=(dtype,), beside=lens, packed=packed)
 
 
 class AttentionBackend(Protocol):

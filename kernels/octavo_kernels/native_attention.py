@@ -4,7 +4,7 @@ The cache is [blocks, layers, keys and values, kv_heads, ...]. In lanes (one flo
 or two bfloat16 side by side) the keys of a head are [head_dim, block_size] and its values
 [block_size, head_dim], where a bfloat16 lane of keys holds two neighbouring dimensions of one
 position and a lane of values two neighbouring positions of one dimension: hence odd head sizes in
-bfloat16 are left to the reference. Knows nothing of how the native code is built.
+bfloat16 are left to another backend. Knows nothing of how the native code is built.
 """
 
 import mmap
@@ -133,7 +133,7 @@ class NativeAttention:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend from each row to its sequence; see AttentionBackend."""
-        out = check_query(self.shape, q, window, out, soft_cap, sinks)
+        out = check_query(self.shape, q, metadata, window, out, soft_cap, sinks)
         paged_attention(
             q,
             cache.storage,

@@ -245,12 +245,13 @@ class NativeLayers:
             residual,
             (None, self._hidden),
             dtypes=(shape.dtype,),
+            beside=cache.storage,
             packed=2,
         )
-        check_tensor("native_layers: positions", positions, (num_tokens,), dtypes=int64)
-        check_tensor(
-            "native_layers: slot_mapping", metadata.slot_mapping, (num_tokens,), dtypes=int64
-        )
+        for name, tensor in (("positions", positions), ("slot_mapping", metadata.slot_mapping)):
+            check_tensor(
+                f"native_layers: {name}", tensor, (num_tokens,), dtypes=int64, beside=residual
+            )
         elements = shape.head_dim * shape.block_size
         check_tensor(
             "native_layers: cache",

@@ -134,7 +134,7 @@ class ReferenceAttention:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend from each row to its sequence; see AttentionBackend."""
-        out = check_query(self.shape, q, window, out, soft_cap, sinks)
+        out = check_query(self.shape, q, metadata, window, out, soft_cap, sinks)
         self._attend(
             q,
             cache.storage,

@@ -90,11 +90,12 @@ def top_logprobs(
 def _check_out(out: TopLogprobs, count: int, k: int, logits: torch.Tensor) -> None:
     dtypes = (torch.int64, torch.float32, torch.int64)
     for name, tensor, dtype in zip(TopLogprobs._fields, out, dtypes, strict=True):
-        check_tensor(f"top_logprobs: out {name}", tensor, (count, 1 + k), dtypes=(dtype,), packed=2)
-        if tensor.device != logits.device:
-            raise ValueError(
-                f"top_logprobs: out {name} is on {tensor.device} but must be on {logits.device}"
-            )
+        check_tensor(
+            *(f"top_logprobs: out {name}", tensor, (count, 1 + k)),
+            dtypes=(dtype,),
+            beside=logits,
+            packed=2,
+        )
 
 
 @register(

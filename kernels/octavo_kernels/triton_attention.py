@@ -110,7 +110,7 @@ class TritonAttention:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend from each row to its sequence; see AttentionBackend."""
-        out = check_query(self.shape, q, window, out, soft_cap, sinks)
+        out = check_query(self.shape, q, metadata, window, out, soft_cap, sinks)
         keys, values = _layer_of(cache, layer)
         _paged_attention(
             q,

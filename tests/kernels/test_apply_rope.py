@@ -90,6 +90,8 @@ def test_a_position_outside_the_table_is_refused(position, dtype):
         ({"k": torch.ones(3, 1, 4)}, r"k has shape \[3, 1, 4\] but must be \[2, any, 4\]"),
         ({"k": torch.ones(2, 1, 4).half()}, "k is torch.float16 on cpu but must be torch.float32"),
         ({"positions": torch.ones(2).int()}, "positions is torch.int32 but must be torch.int64"),
+        ({"positions": torch.ones(2, device="meta").long()}, "positions is on meta but must be on"),
+        ({"cos_sin": torch.ones(8, 4, device="meta")}, "cos_sin is on meta but must be on cpu"),
         ({"cos_sin": torch.ones(8, 3)}, "cos_sin has 3 columns but must have an even number"),
         ({"cos_sin": torch.ones(8, 6)}, "at most head_dim 4"),
         ({"q": torch.ones(2, 4, 4).transpose(1, 2)}, "q has strides"),

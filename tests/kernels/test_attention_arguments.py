@@ -91,6 +91,12 @@ def test_rows_outside_the_queries_or_the_sequence_are_refused(make_backend, leng
             r"sinks has shape \[3\] but must be \[2\]",
         ),
         (torch.ones(1, 2, 16), {"sinks": torch.ones(2).half()}, "sinks is torch.float16 but must"),
+        (
+            torch.ones(1, 2, 16),
+            {"sinks": torch.ones(2, device="meta")},
+            "sinks is on meta but must be on cpu",
+        ),
+        (torch.ones(1, 2, 16, device="meta"), {}, "metadata is on cpu but must be on meta"),
         (torch.ones(1, 2, 16), {"out": torch.ones(2, 2, 16)}, r"out has shape \[2, 2, 16\]"),
     ],
 )
@@ -109,6 +115,8 @@ def test_wrong_keys_are_refused(make_backend):
         backend.write_kv_cache(k, k[:2], cache, 0, torch.arange(3))
     with pytest.raises(ValueError, match=r"slot_mapping is torch.int32 but must be torch.int64"):
         backend.write_kv_cache(k, k, cache, 0, torch.arange(3).int())
+    with pytest.raises(ValueError, match="slot_mapping is on meta but must be on cpu"):
+        backend.write_kv_cache(k, k, cache, 0, torch.arange(3, device="meta"))
 
 
 def test_wrong_metadata_and_shapes_are_refused():
@@ -117,6 +125,15 @@ def test_wrong_metadata_and_shapes_are_refused():
             torch.zeros(1, dtype=torch.int32),
             torch.ones(1, dtype=torch.int32),
             torch.zeros(1, 1, dtype=torch.int32),
+            torch.zeros(1, dtype=torch.int64),
+            1,
+            1,
+        )
+    with pytest.raises(ValueError, match="block_tables is on meta but must be on cpu"):
+        AttentionMetadata(
+            torch.zeros(2, dtype=torch.int32),
+            torch.ones(1, dtype=torch.int32),
+            torch.zeros(1, 1, dtype=torch.int32, device="meta"),
             torch.zeros(1, dtype=torch.int64),
             1,
             1,

@@ -215,5 +215,9 @@ def test_parts_and_steps_of_other_sizes_are_refused(backend, make_parts, make_sh
         run(residual, positions[1:], cache, metadata)
     with pytest.raises(ValueError, match=r"slot_mapping has shape \[14\] but must be \[13\]"):
         run(residual[1:], positions[1:], cache, metadata)
+    with pytest.raises(ValueError, match="positions is on meta but must be on cpu"):
+        run(residual, positions.to("meta"), cache, metadata)
+    with pytest.raises(ValueError, match="residual is on meta but must be on cpu"):
+        run(residual.to("meta"), positions, cache, metadata)
     with pytest.raises(ValueError, match="residual has strides"):
         run(residual.T.contiguous().T, positions, cache, metadata)
