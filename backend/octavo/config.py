@@ -31,7 +31,7 @@ SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 
 #: Integers that may be 0. `max_num_queued_tokens` may not: one request may always wait alone, so 0
 #: would not be what it says.
-MAY_BE_ZERO = frozenset({"swap_space_bytes", "max_num_queued_requests"})
+MAY_BE_ZERO = frozenset({"swap_space_bytes", "max_num_queued_requests", "max_logprobs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,8 @@ class EngineConfig:
     """Longest prompt plus output, in tokens; by default the model's own context."""
     default_max_tokens: int = 512
     """Output limit of requests that name none, in tokens."""
+    max_logprobs: int = 20
+    """Most likely tokens of which a request may ask the log-probability, from 0 to 1024."""
     engine_process: bool = True
     """Run the engine in a process of its own; false runs it in a thread of the caller's."""
     cpu_threads: int | None = None
@@ -112,6 +114,7 @@ class EngineConfig:
             "drain_timeout_s", 0.0 <= self.drain_timeout_s <= 3600.0, "seconds from 0 to 3600"
         )
         self._check_counts()
+        self._check("max_logprobs", self.max_logprobs <= 1024, "an integer from 0 to 1,024")
         self._check_scheduling()
 
     def _check_scheduling(self) -> None:

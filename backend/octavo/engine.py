@@ -19,6 +19,7 @@ from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import EngineConfig
 from octavo.errors import EngineDead, InvalidRequest
 from octavo.executor.model_runner import ModelRunner
+from octavo.executor.prompt_scores import PromptScores
 from octavo.inspection import Inspection, inspect_scheduler
 from octavo.request import EngineInfo, FinishReason, Request, StepOutput, StepStats, TokenOutput
 from octavo.sampling.batch import build_sampling_batch
@@ -55,6 +56,9 @@ class Runner(Protocol):
         nothing scheduled it waits until some blocks have come back from the host.
         """
 
+    def pop_scores(self) -> PromptScores:
+        """Return what the last step found out of its `output.scored`, if that is not empty."""
+
     def arrived(self) -> tuple[int, ...]:
         """Return the ids of swap-ins that are done, each once."""
 
@@ -65,6 +69,7 @@ class _Flight:
 
     scheduled: SchedulerOutput
     drawn: DrawnTokens
+    scores: PromptScores | None
 
 
 class Engine:
@@ -94,6 +99,7 @@ class Engine:
             default_max_tokens=config.default_max_tokens,
             max_num_seqs=config.max_num_seqs,
             num_host_blocks=runner.num_host_blocks,
+            max_logprobs=config.max_logprobs,
         )
         self.scheduler = _make_scheduler(config, runner)
         self._runner = runner
@@ -171,12 +177,13 @@ class Engine:
     def _launch(self, scheduled: SchedulerOutput) -> _Flight:
         self._copies = scheduled.copies
         logits = self._runner.execute(scheduled, self._drawn)
+        scores = self._runner.pop_scores() if scheduled.scored else None
         self._copies = BlockCopies()
         batch = build_sampling_batch(scheduled.sampling, self.scheduler.stopping.ending_token_ids)
         drawn = sample(logits, batch)
         self._drawn = drawn.token_ids
         self.scheduler.advance(scheduled)
-        return _Flight(scheduled, drawn)
+        return _Flight(scheduled, drawn, scores)
 
     def _num_ahead(self, scheduled: SchedulerOutput) -> int:
         """Return how many steps may be under way, after this one, while the next is planned."""
@@ -184,7 +191,9 @@ class Engine:
         return 0 if waits or not scheduled.scheduled else self._runner.steps_ahead
 
     def _land(self, flight: _Flight) -> list[TokenOutput]:
-        return self.scheduler.update(flight.scheduled, flight.drawn.tokens(), self._clock())
+        scores = () if flight.scores is None else flight.scores.wait()
+        sampled = flight.drawn.tokens()
+        return self.scheduler.update(flight.scheduled, sampled, self._clock(), scores)
 
     def stats(self) -> StepStats:
         """Return the totals, with queues and blocks as they are now and no tokens scheduled."""

@@ -16,7 +16,7 @@ from octavo.engine import Engine
 from octavo.errors import InvalidRequest
 from octavo.local.demo_model import resolve_model
 from octavo.model.loader import checkpoint_directory
-from octavo.request import FinishReason, Request, SequenceTiming, TokenOutput
+from octavo.request import FinishReason, Request, SequenceTiming, TokenLogprobs, TokenOutput
 from octavo.sampling_params import SamplingParams
 from octavo.scheduling_params import SchedulingParams
 from octavo.text.bad_words import bad_words_token_ids
@@ -32,9 +32,15 @@ class Answer:
 
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    """Of each token, if they were asked for."""
     finish_reason: FinishReason
     timing: SequenceTiming
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """Sum of its tokens' log-probabilities, if they were asked for, else 0."""
+        return sum(first.logprob for first, *_ in self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,8 @@ class Completion:
 
     prompt_token_ids: tuple[int, ...]
     answers: tuple[Answer, ...]
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """Of each prompt token, if they were asked for; None for the first, before which none is."""
 
     @property
     def text(self) -> str:
@@ -55,7 +63,7 @@ class Completion:
         return self.answers[0].token_ids
 
     @property
-    def logprobs(self) -> tuple[float, ...]:
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Log-probabilities of the first answer's tokens, if they were asked for."""
         return self.answers[0].logprobs
 
@@ -116,13 +124,7 @@ class LLM:
         finally:
             for request_id in growing:
                 self.engine.abort(request_id)
-        return [
-            Completion(
-                request.prompt_token_ids,
-                tuple(answer.whole() for answer in growing[request.request_id]),
-            )
-            for request in requests
-        ]
+        return [_whole(request, growing[request.request_id]) for request in requests]
 
     def _make_request(
         self, prompt: str | Sequence[int], params: SamplingParams, scheduling: SchedulingParams
@@ -130,6 +132,7 @@ class LLM:
         arrival_s = time.monotonic()
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         info = self.engine.info
+        params.check_logprobs(len(ids), info.max_logprobs)
         return Request(
             str(next(self._ids)),
             tuple(ids),
@@ -163,6 +166,13 @@ def _each(kind: str, given: T | Sequence[T] | None, default: T, num_prompts: int
     return each
 
 
+def _whole(request: Request, answers: list[_Growing]) -> Completion:
+    scored = None
+    if request.params.prompt_logprobs is not None:
+        scored = (None, *answers[0].prompt_logprobs)
+    return Completion(request.prompt_token_ids, tuple(answer.whole() for answer in answers), scored)
+
+
 @dataclass(slots=True)
 class _Growing:
     """One answer while it grows."""
@@ -170,7 +180,8 @@ class _Growing:
     output: OutputText
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     timing: SequenceTiming | None = None
 
@@ -180,6 +191,7 @@ class _Growing:
         self.pieces.append(delta.text)
         self.token_ids += output.token_ids[: delta.num_tokens]
         self.logprobs += output.logprobs[: delta.num_tokens]
+        self.prompt_logprobs += output.prompt_logprobs
         self.finish_reason, self.timing = delta.finish_reason, output.timing
 
     def whole(self) -> Answer:

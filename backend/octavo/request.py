@@ -64,11 +64,26 @@ class SequenceTiming:
     num_preemptions: int = 0
 
 
+class TokenLogprob(NamedTuple):
+    """How likely a token is by the model's own distribution, before all that is done to it."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 + the number of tokens that are more likely."""
+
+
+TokenLogprobs = tuple[TokenLogprob, ...]
+"""What stands at one place, then those of the most likely that do not, the likeliest first."""
+
+
 class TokenOutput(NamedTuple):
     """What one step produced for one sequence of a request.
 
-    `token_ids` are the new tokens, the ending one included. `logprobs` has one float per new token
-    when the request asked for them, else it is empty. `finish_reason` is set on the last output of
+    `token_ids` are the new tokens, the ending one included. `logprobs` has an element per new token
+    when the request asked for them, else it is empty. `prompt_logprobs` has one per prompt token
+    that the step has read, in order, without the first of the prompt; outputs with them come of the
+    first sequence only, before any with tokens. `finish_reason` is set on the last output of
     the sequence, and nothing follows it; `timing` comes with it. `error` explains
     `FinishReason.ERROR`, which ends all sequences of the request. `index` tells the n sequences of
     a request apart. One is made for each token, and a named tuple is made and pickled much faster
@@ -77,11 +92,12 @@ class TokenOutput(NamedTuple):
 
     request_id: str
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     error: OctavoError | None = None
     index: int = 0  # type: ignore[assignment]  # it hides a tuple's method that nobody needs
     timing: SequenceTiming | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +156,7 @@ class EngineInfo:
     default_max_tokens: int
     max_num_seqs: int
     num_host_blocks: int = 0
+    max_logprobs: int = 20
 
     @property
     def max_num_tokens(self) -> int:

@@ -24,14 +24,14 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARACTERS = 16_384
 MAX_BIASED_TOKENS = 4096
+#: Of all tokens of a prompt together: they are held as text until the first response.
+MAX_PROMPT_LOGPROBS = 262_144
 
 _INT32_MAX = 2**31 - 1
 _POSITIVE = f"an integer from 1 to {_INT32_MAX:,}"
 
 #: Keys of the contract that a later version will take; refused rather than ignored.
-UNSUPPORTED_KEYS = frozenset(
-    """logprobs prompt_logprobs structured_outputs lora_name beam_width length_penalty""".split()
-)
+UNSUPPORTED_KEYS = frozenset("""structured_outputs lora_name beam_width length_penalty""".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,11 @@ class SamplingParams:
     """Special tokens, such as end-of-text, give no text."""
     spaces_between_special_tokens: bool = True
     """Keep the space that some tokenizers put between two special tokens, if these give text."""
-    return_logprob: bool = False
-    """Report the log-probability of each sampled token (before temperature and filters)."""
+    logprobs: int | None = None
+    """Report how likely each new token was by the model's own distribution, and that many of the
+    likeliest tokens beside; 0 to `max_logprobs`."""
+    prompt_logprobs: int | None = None
+    """The same of each prompt token but the first. The prompt is then always computed."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -105,6 +108,9 @@ class SamplingParams:
             check_range("max_tokens", self.max_tokens, 1, _INT32_MAX, _POSITIVE)
         limit = _INT32_MAX if self.max_tokens is None else self.max_tokens
         check_range("min_tokens", self.min_tokens, 0, limit, f"an integer in [0, {limit:,}]")
+        for key in ("logprobs", "prompt_logprobs"):
+            if getattr(self, key) is not None:
+                check_range(key, getattr(self, key), 0, _INT32_MAX, "an integer of at least 0")
         _check_strings("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
         _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS)
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
@@ -149,6 +155,24 @@ class SamplingParams:
             highest = max(ids, default=0)
             if highest >= vocab_size:
                 raise InvalidRequest(f"{key} has {highest} but token ids are 0 to {vocab_size - 1}")
+
+    def check_logprobs(self, num_prompt_tokens: int, max_logprobs: int) -> None:
+        """Refuse more log-probabilities than an engine reports of a token, or of a prompt.
+
+        Raises:
+            InvalidRequest: names the key, the value and what is allowed.
+        """
+        allowed = f"an integer from 0 to {max_logprobs} (max_logprobs)"
+        for key in ("logprobs", "prompt_logprobs"):
+            check_range(key, getattr(self, key) or 0, 0, max_logprobs, allowed)
+        if self.prompt_logprobs is None:
+            return
+        if num_prompt_tokens * (1 + self.prompt_logprobs) > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequest(
+                f"prompt_logprobs is {self.prompt_logprobs} and the prompt has "
+                f"{num_prompt_tokens:,} tokens, but tokens * (prompt_logprobs + 1) may be at most "
+                f"{MAX_PROMPT_LOGPROBS:,}; ask for fewer or shorten it"
+            )
 
     @property
     def greedy(self) -> bool:
@@ -211,5 +235,5 @@ def _unknown_key(key: str) -> str:
 
 
 #: What a request may name, of these and in all.
-_KEYS = sorted({field.name for field in fields(SamplingParams)} - {"return_logprob"})
+_KEYS = sorted(field.name for field in fields(SamplingParams))
 _KNOWN = sorted([*_KEYS, *SCHEDULING_KEYS])

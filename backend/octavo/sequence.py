@@ -66,6 +66,7 @@ class Sequence:
         "num_served_tokens",
         "num_steps_under_way",
         "num_unlanded_tokens",
+        "num_unscored_tokens",
         "num_writable_slots",
         "params",
         "pending_row",
@@ -103,6 +104,10 @@ class Sequence:
         """Steps that compute or draw tokens of it and have not landed."""
         self.num_unlanded_tokens = 0
         """Last computed tokens that steps under way compute, into the table it has now."""
+        self.num_unscored_tokens = 0
+        """Last tokens of the prompt that are to be scored and by no step launched yet have been."""
+        if self.params.prompt_logprobs is not None:
+            self.num_unscored_tokens = self.num_prompt_tokens - 1
         self.num_pending_tokens = 0
         """Last known tokens whose ids are not known yet."""
         self.pending_row = -1
@@ -174,6 +179,7 @@ class Sequence:
         fork.token_ids = list(self.token_ids)
         fork.block_keys = list(self.block_keys)
         fork.max_num_tokens = self.max_num_tokens
+        fork.num_unscored_tokens = 0
         fork.arrival_number = self.arrival_number
         fork.num_seats = 1
         fork.num_served_tokens = self.num_served_tokens

@@ -14,15 +14,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from octavo.config import EngineConfig
 from octavo.engine import Engine, Runner
 from octavo.executor.model_runner import ModelRunner
+from octavo.executor.prompt_scores import PromptScores
 from octavo.local.demo_model import demo_checkpoint
-from octavo.request import Request, TokenOutput
+from octavo.request import Request, TokenLogprobs, TokenOutput
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.output import SchedulerOutput
 from octavo.scheduler.preemption import PreemptionCosts
 from octavo.sequence import NO_BLOCK, Sequence
 
-Trace = list[tuple[int, float]]
-"""(token id, log-probability) of each output token, to compare to the bit."""
+Trace = list[tuple[int, TokenLogprobs]]
+"""Each output token and its log-probabilities, to compare to the bit."""
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _SHAPE = {
@@ -93,10 +94,14 @@ class CountingRunner:
         counts["pending tokens"] += sum(
             item.sequence.num_pending_tokens for item in output.scheduled
         )
+        counts["tokens scored"] += sum(len(prompt.token_ids) for prompt in output.scored)
         self.last = output
         logits = self._runner.execute(output, drawn)
         self.after_execute(output)
         return logits
+
+    def pop_scores(self) -> PromptScores:
+        return self._runner.pop_scores()
 
     def after_execute(self, output: SchedulerOutput) -> None:
         """Do nothing; a test may set something else."""
@@ -166,6 +171,12 @@ class EngineDriver:
             for output in self.outputs[name, index]
             for pair in zip(output.token_ids, output.logprobs, strict=True)
         ]
+
+    def prompt_logprobs(self, name: str) -> list[TokenLogprobs]:
+        outputs = self.outputs[name, 0]
+        first_tokens = next(i for i, output in enumerate(outputs) if output.token_ids)
+        assert not any(output.prompt_logprobs for output in outputs[first_tokens:])
+        return [each for output in outputs for each in output.prompt_logprobs]
 
     @property
     def num_hit_tokens(self) -> int:

@@ -44,7 +44,7 @@ class SteppedRunner:
         self.leave = threading.Semaphore(0)
         self._under_way: list[tuple[int, ...]] = [(), ()]
 
-    def execute(self, output):
+    def execute(self, output, drawn):
         self._under_way.append(tuple(each.transfer_id for each in output.copies.swap_in))
         self.entered.release()
         assert self.leave.acquire(timeout=30)

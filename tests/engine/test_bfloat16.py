@@ -52,7 +52,7 @@ def scored(checkpoints, request):
     """(prompt, our tokens, our log-probabilities, float32's [tokens, vocab]) of each prompt."""
     from octavo import LLM
 
-    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, return_logprob=True)
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, logprobs=0)
     llm = LLM(str(checkpoints["demo"]), dtype="bfloat16", max_model_len=512, num_kv_blocks=128)
     answers = llm.generate(PROMPTS, params)
     model = AutoModelForCausalLM.from_pretrained(checkpoints["demo"], dtype=torch.float32)
@@ -63,7 +63,14 @@ def scored(checkpoints, request):
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + list(answer.token_ids)])).logits[0]
         theirs = logits[len(prompt) - 1 : -1].log_softmax(dim=-1)
-        rows.append((text, list(answer.token_ids), torch.tensor(answer.logprobs), theirs))
+        rows.append(
+            (
+                text,
+                list(answer.token_ids),
+                torch.tensor([own.logprob for own, *_ in answer.logprobs]),
+                theirs,
+            )
+        )
     return rows
 
 

@@ -322,11 +322,12 @@ def test_rules_of_tokens_hold_in_the_engine_and_end_only_their_own_request(
 
 def test_log_probabilities_come_with_their_tokens_when_asked(make_engine, make_request, run):
     engine = make_engine()
-    engine.add(make_request("a", 5, temperature=0, max_tokens=2, return_logprob=True))
+    engine.add(make_request("a", 5, temperature=0, max_tokens=2, logprobs=0))
     engine.add(make_request("b", 5, temperature=0, max_tokens=2))
     outputs = run(engine)
     best = pytest.approx(9.0 - math.log(math.exp(9.0) + VOCAB_SIZE - 1), rel=1e-4)
-    assert [output.logprobs for output in outputs["a"]] == [(best,), (best,)]
+    for output in outputs["a"]:
+        assert output.logprobs == (((output.token_ids[0], best, 1),),)
     assert [output.logprobs for output in outputs["b"]] == [(), ()]
 
 

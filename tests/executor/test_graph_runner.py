@@ -36,9 +36,7 @@ def make_requests() -> list[Request]:
         Request(
             str(index),
             tuple((13 * index + 5 * i) % 97 for i in range(2 + 7 * index % 40)),
-            SamplingParams(
-                seed=index, max_tokens=3 + 2 * index, return_logprob=True, **kinds[index % 4]
-            ),
+            SamplingParams(seed=index, max_tokens=3 + 2 * index, logprobs=3, **kinds[index % 4]),
         )
         for index in range(10)
     ]

@@ -70,7 +70,7 @@ def test_greedy_needs_no_seed_and_random_neighbours_change_nothing(draw):
 
 
 ROW_PARAMS = [
-    {"return_logprob": True, "seed": seed, **filters}
+    {"logprobs": seed % 4, "seed": seed, **filters}
     for seed, filters in enumerate([*FILTERS, {"temperature": 0}])
 ]
 
@@ -177,8 +177,25 @@ def test_the_log_probability_is_the_models_own(draw, rows):
     masked = [{**params, "min_tokens": 1} for params in ROW_PARAMS]
     for params in (ROW_PARAMS, masked):
         for row, token in enumerate(draw(logits, params, lengths)):
-            expected = logits[row].double().log_softmax(-1)[token.token_id].item()
-            assert token.logprob == pytest.approx(expected, rel=1e-6, abs=1e-6)
+            distribution = logits[row].double().log_softmax(-1)
+            assert token.logprobs[0].token_id == token.token_id
+            for token_id, logprob, rank in token.logprobs:
+                expected = distribution[token_id].item()
+                assert logprob == pytest.approx(expected, rel=1e-6, abs=1e-6)
+                assert rank == 1 + (logits[row] > logits[row, token_id]).sum()
+
+
+def test_the_most_likely_stand_beside_the_drawn_token_each_once(draw, rows):
+    logits, lengths = rows
+    for row, token in enumerate(draw(logits, ROW_PARAMS, lengths)):
+        best = logits[row].topk(ROW_PARAMS[row]["logprobs"]).indices.tolist()
+        others = [token_id for token_id in best if token_id != token.token_id]
+        assert [each.token_id for each in token.logprobs] == [token.token_id, *others]
+
+
+def test_more_are_asked_for_than_there_are_tokens(draw):
+    (token,) = draw(torch.tensor([[0.5, 2.0, 1.0]]), {"temperature": 0, "logprobs": 20})
+    assert [(each.token_id, each.rank) for each in token.logprobs] == [(1, 1), (2, 2), (0, 3)]
 
 
 def test_masks_change_no_bit_of_a_log_probability(draw, rows):
@@ -191,9 +208,9 @@ def test_masks_change_no_bit_of_a_log_probability(draw, rows):
 def test_only_rows_that_ask_get_a_log_probability(draw):
     logits = spread_out(101, 9.0).repeat(4, 1)
     asked = [False, True, False, True]
-    params = [{"return_logprob": ask, "temperature": i % 2} for i, ask in enumerate(asked)]
+    params = [{"logprobs": 0 if ask else None, "temperature": i % 2} for i, ask in enumerate(asked)]
     drawn = draw(logits, params)
-    assert [token.logprob is not None for token in drawn] == asked
+    assert [token.logprobs is not None for token in drawn] == asked
 
 
 def test_a_row_from_which_nothing_can_be_drawn_gives_no_token_and_spoils_no_other(draw, rows):

@@ -55,6 +55,9 @@ GOOD = [
     ("bad_words", [" b", "a", " b"], (" b", "a")),
     ("bad_words", [], ()),
     ("bad_words", ["x" * 16_384], ("x" * 16_384,)),
+    ("logprobs", 0, 0),
+    ("logprobs", "5", 5),
+    ("prompt_logprobs", 20.0, 20),
     ("seed", -(2**63), -(2**63)),
     ("seed", str(2**63 - 1), 2**63 - 1),
     ("max_tokens", "7", 7),
@@ -130,6 +133,11 @@ BAD = [
     ("bad_words", ["a", ""], "bad_words has an empty string but each must have a character"),
     ("bad_words", [str(i) for i in range(257)], "bad_words has 257 strings but at most 256 are"),
     ("bad_words", "x" * 16_385, "bad_words has 16,385 characters in all but at most 16,384 are"),
+    ("logprobs", -1, "logprobs is -1 but must be an integer of at least 0"),
+    ("logprobs", True, f"logprobs is True but must be {INT}"),
+    ("logprobs", "all", f"logprobs is 'all' but must be {INT}"),
+    ("prompt_logprobs", -2, "prompt_logprobs is -2 but must be an integer of at least 0"),
+    ("prompt_logprobs", [1], f"prompt_logprobs is [1] but must be {INT}"),
     ("seed", 2**63, f"seed is 9223372036854775808 but must be {SEED}"),
     ("seed", -(2**63) - 1, f"seed is -9223372036854775809 but must be {SEED}"),
     ("seed", "abc", f"seed is 'abc' but must be {INT}"),
@@ -178,9 +186,29 @@ def test_a_bad_value_is_refused_with_what_is_allowed(key, given, message):
 
 
 def test_every_accepted_key_has_a_good_and_a_bad_case():
-    keys = {field.name for field in fields(SamplingParams)} - {"return_logprob"}
+    keys = {field.name for field in fields(SamplingParams)}
     assert {key for key, *_ in GOOD} == keys
     assert {key for key, *_ in BAD} == keys
+
+
+@pytest.mark.parametrize("key", ["logprobs", "prompt_logprobs"])
+def test_an_engine_reports_only_so_many_of_a_token(key):
+    SamplingParams(**{key: 20}).check_logprobs(9, max_logprobs=20)
+    with pytest.raises(
+        InvalidRequest, match=rf"^{key} is 21 but must be an integer from 0 to 20 \(max_logprobs\)$"
+    ):
+        SamplingParams(**{key: 21}).check_logprobs(9, max_logprobs=20)
+
+
+def test_an_engine_reports_only_so_many_of_a_prompt():
+    SamplingParams(prompt_logprobs=7).check_logprobs(32_768, max_logprobs=20)
+    SamplingParams(logprobs=20).check_logprobs(10**9, max_logprobs=20)
+    with pytest.raises(
+        InvalidRequest,
+        match=r"^prompt_logprobs is 7 and the prompt has 32,769 tokens, but tokens \* "
+        r"\(prompt_logprobs \+ 1\) may be at most 262,144; ask for fewer or shorten it$",
+    ):
+        SamplingParams(prompt_logprobs=7).check_logprobs(32_769, max_logprobs=20)
 
 
 def test_min_tokens_above_max_tokens_is_refused():
@@ -206,16 +234,17 @@ def test_an_unknown_key_names_the_nearest_and_lists_the_known():
     assert str(caught.value) == (
         "unknown sampling parameter 'temprature'; did you mean 'temperature'? (known: "
         "allowed_token_ids, bad_words, cache_salt, deadline_ms, frequency_penalty, ignore_eos, "
-        "include_stop_str_in_output, logit_bias, max_tokens, min_p, min_tokens, n, "
-        "presence_penalty, priority, repetition_penalty, seed, skip_special_tokens, "
-        "spaces_between_special_tokens, stop, stop_token_ids, temperature, tenant, top_k, top_p)"
+        "include_stop_str_in_output, logit_bias, logprobs, max_tokens, min_p, min_tokens, n, "
+        "presence_penalty, priority, prompt_logprobs, repetition_penalty, seed, "
+        "skip_special_tokens, spaces_between_special_tokens, stop, stop_token_ids, temperature, "
+        "tenant, top_k, top_p)"
     )
 
 
 @pytest.mark.parametrize(
     "key",
-    ["", "zzzz", "x" * 1_000_000, "\ud800", "return_logprob"],
-    ids=["empty", "near nothing", "megabyte", "lone surrogate", "not a request's"],
+    ["", "zzzz", "x" * 1_000_000, "\ud800"],
+    ids=["empty", "near nothing", "megabyte", "lone surrogate"],
 )
 def test_an_unknown_key_of_any_form_is_shown_short(key):
     with pytest.raises(InvalidRequest, match=r"^unknown sampling parameter ") as caught:

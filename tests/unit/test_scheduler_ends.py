@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.errors import EngineError, InvalidRequest, PromptTooLong
-from octavo.request import FinishReason, TokenOutput
+from octavo.request import FinishReason, TokenLogprob, TokenOutput
 from octavo.scheduler.output import SampledToken
 from octavo.sequence import SequenceStatus
 
@@ -57,8 +57,9 @@ def test_a_log_probability_travels_with_its_token(make_scheduler):
     driver.add("a", 5)
     output = driver.plan()
     driver.scheduler.advance(output)
-    assert driver.scheduler.update(output, (SampledToken(7, -0.5),), now_s=0.0) == [
-        TokenOutput("a", (7,), (-0.5,))
+    logprobs = (TokenLogprob(7, -0.5, 2), TokenLogprob(3, -0.25, 1))
+    assert driver.scheduler.update(output, (SampledToken(7, logprobs),), now_s=0.0) == [
+        TokenOutput("a", (7,), (logprobs,))
     ]
 
 

@@ -97,8 +97,7 @@ class PrefixCache:
             return self._prefix(sources, num_computed, is_coming)
         if not self.is_enabled:
             return CachedPrefix((), 0, 0, False)
-        # The last known token is always computed: its logits are needed.
-        limit = (sequence.num_tokens - 1) // self._block_size
+        limit = _num_reusable_tokens(sequence) // self._block_size
         if self._window is None:
             sources = self._find_from_start(sequence, limit)
         else:
@@ -231,3 +230,10 @@ class PrefixCache:
             if device is not None and sources[index].host != NO_BLOCK:
                 sources[index] = CachedBlock(device)
         return sources
+
+
+def _num_reusable_tokens(sequence: Sequence) -> int:
+    """Return how many first tokens need not be computed: those whose logits nobody needs."""
+    if sequence.num_unscored_tokens:
+        return sequence.num_prompt_tokens - sequence.num_unscored_tokens - 1
+    return sequence.num_tokens - 1

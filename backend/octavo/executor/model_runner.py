@@ -5,6 +5,7 @@ Knows nothing of queues, text or finish reasons.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -30,9 +31,10 @@ from octavo.executor.kv_storage import (
     free_bytes,
     peak_bytes,
 )
+from octavo.executor.prompt_scores import PromptScores
 from octavo.executor.warm_up import WarmUpSteps, sample_every_way
 from octavo.model.loader import LoadedModel, load_model
-from octavo.scheduler.output import SchedulerOutput
+from octavo.scheduler.output import SchedulerOutput, ScoredPrompt
 from octavo.scheduler.preemption import PreemptionCosts
 from octavo_kernels import AttentionBackend, KVCache
 
@@ -84,6 +86,7 @@ class ModelRunner:
             model.max_model_len,
             config.block_size,
         )
+        self._scores: PromptScores | None = None
         self._batch = BatchBuilder(*astuple(sizes))
         self._tools = make_tools(model.device, attention, sizes)
         self.steps_ahead = self._tools.steps_ahead
@@ -121,19 +124,31 @@ class ModelRunner:
         inputs = self._batch.build(output)
         if self._graphs is not None and is_decode(inputs):
             return self._graphs.run(inputs, drawn)
-        return self._forward(inputs, drawn, self._kv_cache)
+        return self._forward(inputs, drawn, self._kv_cache, output.scored)
+
+    def pop_scores(self) -> PromptScores:
+        """Return what the last step found out of its `output.scored`, which must not be empty."""
+        scores, self._scores = self._scores, None
+        assert scores is not None, "the last step scored nothing"
+        return scores
 
     def arrived(self) -> tuple[int, ...]:
         """Return the transfer ids of swap-ins that are done, each once."""
         return self._transfers.arrived()
 
     def _forward(
-        self, inputs: BatchInputs, drawn: torch.Tensor | None, kv_cache: KVCache
+        self,
+        inputs: BatchInputs,
+        drawn: torch.Tensor | None,
+        kv_cache: KVCache,
+        scored: tuple[ScoredPrompt, ...],
     ) -> torch.Tensor:
-        inputs = self._tools.inputs.put(inputs, drawn)
-        return self._decoder.forward(
-            inputs.token_ids, inputs.positions, kv_cache, inputs.attention, inputs.logits_rows
-        )
+        inputs, decoder = self._tools.inputs.put(inputs, drawn), self._decoder
+        states = decoder.run(inputs.token_ids, inputs.positions, kv_cache, inputs.attention)
+        if scored:
+            project = functools.partial(decoder.project, states)
+            self._scores = PromptScores(scored, project, self._device)
+        return decoder.project(states, inputs.logits_rows)
 
     def _warm_up(self, steps: WarmUpSteps) -> tuple[int, float]:
         """Run every kind of step in a small cache, so that all of it is built and loaded.
@@ -148,12 +163,12 @@ class ModelRunner:
         def run(output: SchedulerOutput) -> torch.Tensor:
             # As if the first id were pending, for that too has its kernels.
             inputs = replace(self._batch.build(output), pending=pending)
-            return self._forward(inputs, drawn, kv_cache)
+            return self._forward(inputs, drawn, kv_cache, output.scored)
 
         def run_all() -> None:
             for output in (steps.largest(), steps.prefill(steps.min_prefill)):
                 sample_every_way(run(output))
-            for output in (*steps.prompts(), *steps.decodes()):
+            for output in (*steps.prompts(), steps.scored_prompt(), *steps.decodes()):
                 run(output)
 
         def prefill_s(num_tokens: int) -> float:

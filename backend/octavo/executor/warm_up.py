@@ -12,11 +12,13 @@ from collections.abc import Iterator
 import torch
 
 from octavo.executor.device_inputs import StepSizes
+from octavo.executor.prompt_scores import PIECE_ROWS
 from octavo.request import Request
 from octavo.sampling.batch import build_sampling_batch
 from octavo.sampling.sampler import sample
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.output import ScheduledSequence, SchedulerOutput
+from octavo.scheduler.scoring import score_prompts
 from octavo.sequence import Sequence
 
 #: A context longer than what any attention kernel reduces in one piece, in tokens.
@@ -26,13 +28,15 @@ _LONG_CONTEXT = 2048
 #: last of these took, or the largest step.
 _FEW_TOKENS = (64, 128)
 
+_PLAIN = SamplingParams()
+
 #: Every way that a row can go in the sampler. The first draws from all that is left by filters.
 _KINDS_OF_SAMPLING = (
     SamplingParams(temperature=1.0, top_k=1000, top_p=0.99, min_p=1e-6, seed=0),
     SamplingParams(temperature=1.0, top_p=0.9, seed=0),
     SamplingParams(temperature=0.7, seed=0),
-    SamplingParams(temperature=0.0, return_logprob=True),
-    SamplingParams(temperature=0.0, min_tokens=1),
+    SamplingParams(temperature=0.0, logprobs=20),
+    SamplingParams(temperature=0.0, logprobs=0, min_tokens=1),
     SamplingParams(
         temperature=0.0, repetition_penalty=1.1, logit_bias=((0, 1.0),), allowed_token_ids=(0,)
     ),
@@ -74,6 +78,11 @@ class WarmUpSteps:
             if num_tokens < self.max_prefill:
                 yield self.prefill(num_tokens)
 
+    def scored_prompt(self) -> SchedulerOutput:
+        """Return a step of one prompt whose tokens are scored, as many as are at a time."""
+        num_tokens = min(1 + PIECE_ROWS, self.max_prefill)
+        return self._step([(0, num_tokens)], SamplingParams(prompt_logprobs=20))
+
     def decodes(self) -> Iterator[SchedulerOutput]:
         """Yield steps of sequences that compute one token each."""
         long = min(_LONG_CONTEXT, self._sizes.max_model_len) - 1
@@ -81,17 +90,19 @@ class WarmUpSteps:
         yield self._step([(long, 1)])
         yield self._step([(0, 1)] * self._sizes.max_num_seqs)
 
-    def _step(self, shares: list[tuple[int, int]]) -> SchedulerOutput:
+    def _step(
+        self, shares: list[tuple[int, int]], params: SamplingParams = _PLAIN
+    ) -> SchedulerOutput:
         """Return a step from (computed, scheduled) numbers of tokens, each sequence drawing one."""
         scheduled = []
         for num_computed, num_scheduled in shares:
             num_tokens = num_computed + num_scheduled
-            sequence = Sequence(Request("warm-up", (0,) * num_tokens, SamplingParams()))
+            sequence = Sequence(Request("warm-up", (0,) * num_tokens, params))
             sequence.num_computed_tokens = num_computed
             num_blocks = -(-num_tokens // self._sizes.block_size)
             sequence.block_table = [index % self.num_blocks for index in range(num_blocks)]
             scheduled.append(ScheduledSequence(sequence, num_scheduled, draws=(sequence,)))
-        return SchedulerOutput(tuple(scheduled))
+        return SchedulerOutput(tuple(scheduled), scored=score_prompts(scheduled))
 
 
 def sample_every_way(logits: torch.Tensor) -> None:

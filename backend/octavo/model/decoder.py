@@ -8,6 +8,7 @@ weights came from; how the KV cache is laid out is the attention backend's affai
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.compiler import is_compiling
@@ -57,6 +58,15 @@ class DecoderWeights:
     """[max_len, rotary_dim] float32, as `rotary_table` makes it."""
 
 
+class States(NamedTuple):
+    """What the layers make of a step's tokens; both are [num_tokens, hidden]."""
+
+    hidden: torch.Tensor
+    """The last layer's output."""
+    residual: torch.Tensor
+    """The residual stream that it is still to be added to."""
+
+
 class Decoder:
     """Run a model over one flat row of tokens.
 
@@ -103,15 +113,39 @@ class Decoder:
         Returns:
             logits [num_samples, vocab_size] float32, `out` if given.
         """
+        states = self.run(token_ids, positions, kv_cache, metadata)
+        return self.project(states, logits_rows, out)
+
+    @torch.inference_mode()
+    def run(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> States:
+        """Do the same as `forward`, but for the logits: return what they are made of."""
         residual = self.weights.embedding[token_ids]
         if self._native is not None and not is_compiling():
-            hidden = self._native(residual, positions, kv_cache, metadata)
-        else:
-            hidden, residual = self._run_layers(residual, positions, kv_cache, metadata)
+            return States(self._native(residual, positions, kv_cache, metadata), residual)
+        return States(*self._run_layers(residual, positions, kv_cache, metadata))
+
+    @torch.inference_mode()
+    def project(
+        self, states: States, rows: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the logits of some rows of a step, [rows, vocab_size] float32, `out` if given.
+
+        Args:
+            states: of the step.
+            rows: [rows] int64; may be empty.
+            out: receives the result.
+        """
+        hidden, residual = states
         if out is None:
-            out = hidden.new_empty((len(logits_rows), self.spec.vocab_size), dtype=torch.float32)
-        if len(logits_rows):
-            out.copy_(self._logits(hidden[logits_rows], residual[logits_rows]))
+            out = hidden.new_empty((len(rows), self.spec.vocab_size), dtype=torch.float32)
+        if len(rows):
+            out.copy_(self._logits(hidden[rows], residual[rows]))
         return out
 
     def _run_layers(

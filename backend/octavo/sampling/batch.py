@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from octavo.sampling.logprobs import LogprobRows, build_logprob_rows
 from octavo.sampling.processor_rows import ProcessorRows, build_processor_rows
 from octavo.sampling.random import fork_seeds
 from octavo.sequence import Sequence
@@ -35,12 +36,12 @@ class RandomRows:
 class SamplingBatch:
     """One step's sampling rows.
 
-    `random` is None when every row is greedy, `processors` when no row asks for one.
+    `random` is None when every row is greedy, `logprobs` and `processors` when no row asks for any.
     """
 
     num_rows: int
     random: RandomRows | None
-    logprob_rows: tuple[int, ...]
+    logprobs: LogprobRows | None
     processors: ProcessorRows | None
 
 
@@ -54,7 +55,7 @@ def build_sampling_batch(
     return SamplingBatch(
         num_rows=len(sequences),
         random=None if all(s.params.greedy for s in sequences) else _random_rows(sequences),
-        logprob_rows=tuple(row for row, s in enumerate(sequences) if s.params.return_logprob),
+        logprobs=build_logprob_rows(sequences),
         processors=build_processor_rows(sequences, ending_token_ids),
     )
 

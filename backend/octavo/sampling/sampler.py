@@ -7,38 +7,41 @@ Knows nothing of queues, finish reasons or text; how a token is drawn is octavo_
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from octavo.sampling.batch import RandomRows, SamplingBatch
 from octavo.sampling.device import HostCopy, to_device
+from octavo.sampling.logprobs import KeptLogits, LogprobRows, read_logprobs
 from octavo.sampling.processors import apply_processors
 from octavo.scheduler.output import SampledToken
-from octavo_kernels import SamplingRows, greedy, token_logprobs
+from octavo_kernels import SamplingRows, TopLogprobs, greedy
 from octavo_kernels import sample as draw
 
 
 class DrawnTokens:
     """What was drawn for each row; the copy to the host is under way.
 
-    `logprobs` are those of `logprob_rows`, on the device, too.
+    `logprobs` are those of the rows that `asked` names, on the device, too.
     """
 
     def __init__(
         self,
         token_ids: torch.Tensor,
-        logprob_rows: tuple[int, ...] = (),
-        logprobs: torch.Tensor | None = None,
+        asked: LogprobRows | None = None,
+        logprobs: TopLogprobs | None = None,
     ) -> None:
         self.token_ids = token_ids
         """[rows] int64, on the device of the logits; -1 where nothing can be drawn."""
-        self._logprob_rows = logprob_rows
-        self._copy = HostCopy([token_ids] if logprobs is None else [token_ids, logprobs])
+        self._asked = asked
+        self._copy = HostCopy([token_ids, *(logprobs or ())])
 
     def tokens(self) -> tuple[SampledToken, ...]:
         """Wait for the copy, and return one token a row."""
-        token_ids, *logprobs = self._copy.wait()
-        by_row = dict(zip(self._logprob_rows, logprobs[0], strict=True)) if logprobs else {}
+        token_ids, *columns = self._copy.wait()
+        if self._asked is None:
+            return tuple(map(SampledToken, token_ids))
+        logprobs = read_logprobs(self._asked.counts, columns)
+        by_row = dict(zip(self._asked.rows.tolist(), logprobs, strict=True))
         return tuple(SampledToken(id_, by_row.get(row)) for row, id_ in enumerate(token_ids))
 
 
@@ -52,22 +55,18 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> DrawnTokens:
         batch: parameters of the same rows.
 
     Returns:
-        One token a row; `logprob` is that of the model's own distribution, before processors,
-        temperature and filters, and set for `batch.logprob_rows` only.
+        One token a row, with log-probabilities for the rows of `batch.logprobs`: those of the
+        model's own distribution, before processors, temperature and filters.
     """
-    untouched = logits
-    if batch.processors is not None:
-        untouched = logits.clone() if batch.logprob_rows else logits
-        apply_processors(logits, batch.processors)
+    asked, processors = batch.logprobs, batch.processors
+    kept = None if asked is None else KeptLogits(logits, asked, copy=processors is not None)
+    if processors is not None:
+        apply_processors(logits, processors)
     if batch.random is None:
         token_ids = greedy(logits)
     else:
         token_ids = draw(logits, _rows_on(logits.device, batch.random))
-    if not batch.logprob_rows:
-        return DrawnTokens(token_ids)
-    (rows,) = to_device([np.array(batch.logprob_rows, np.int64)], logits.device)
-    logprobs = token_logprobs(untouched, rows, token_ids[rows])
-    return DrawnTokens(token_ids, batch.logprob_rows, logprobs)
+    return DrawnTokens(token_ids, asked, None if kept is None else kept.logprobs_of(token_ids))
 
 
 def _rows_on(device: torch.device, random: RandomRows) -> SamplingRows:

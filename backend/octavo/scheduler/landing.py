@@ -5,9 +5,12 @@ Knows nothing of queues, seats or plans.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
+
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.errors import EngineError
-from octavo.request import FinishReason, TokenOutput
+from octavo.request import FinishReason, TokenLogprobs, TokenOutput
 from octavo.scheduler.ending import Ending, last_outputs
 from octavo.scheduler.output import SampledToken, SchedulerOutput
 from octavo.scheduler.stopping import StopRule
@@ -42,6 +45,22 @@ class Landing:
                     outputs.append(self._name(each, token, now_s))
         return outputs
 
+    def land_scores(
+        self, output: SchedulerOutput, scores: Iterable[TokenLogprobs], now_s: float
+    ) -> list[TokenOutput]:
+        """Return what a step says of the tokens of prompts; to be called before it lands."""
+        outputs, rest = [], iter(scores)
+        for sequence, _, token_ids in output.scored:
+            logprobs = tuple(islice(rest, len(token_ids)))
+            if sequence.status is SequenceStatus.FINISHED:
+                continue
+            if all(first.rank for first, *_ in logprobs):
+                outputs.append(TokenOutput(sequence.request_id, prompt_logprobs=logprobs))
+                continue
+            ended = self._ending.end_request(sequence.request_id, FinishReason.ERROR)
+            outputs += last_outputs(ended, now_s, EngineError("the model's logits are not finite"))
+        return outputs
+
     def _settle(self, sequence: Sequence, count: int) -> None:
         """Let a sequence own what a step has computed of it."""
         sequence.num_steps_under_way -= 1
@@ -67,7 +86,7 @@ class Landing:
         if reason is not None:
             self._ending.end(sequence, reason)
             timing = sequence.timing(now_s)
-        logprobs = () if token.logprob is None else (token.logprob,)
+        logprobs = () if token.logprobs is None else (token.logprobs,)
         return TokenOutput(
             sequence.request_id, (token.token_id,), logprobs, reason, None, sequence.index, timing
         )

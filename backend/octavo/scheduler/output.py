@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from octavo.cache.block_copies import BlockCopies
-from octavo.request import TokenOutput
+from octavo.request import TokenLogprobs, TokenOutput
 from octavo.sequence import Sequence
 
 
@@ -23,6 +23,17 @@ class ScheduledSequence(NamedTuple):
     draws: tuple[Sequence, ...]
 
 
+class ScoredPrompt(NamedTuple):
+    """Tokens of a prompt of which a step finds out how likely they are.
+
+    The first is the one behind `first_row` of the step's tokens, the others follow.
+    """
+
+    sequence: Sequence
+    first_row: int
+    token_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """Who runs in this step, who had to make room, and which blocks are copied before."""
@@ -32,6 +43,7 @@ class SchedulerOutput:
     copies: BlockCopies = field(default_factory=BlockCopies)
     ended: tuple[TokenOutput, ...] = ()
     """Last outputs of sequences that ended before the step, past their deadlines."""
+    scored: tuple[ScoredPrompt, ...] = ()
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -45,11 +57,11 @@ class SchedulerOutput:
 
 
 class SampledToken(NamedTuple):
-    """What the sampler drew for one row; `logprob` only when it was asked for.
+    """What the sampler drew for one row; `logprobs` only when they were asked for.
 
     A `token_id` below 0 says that nothing can be drawn: the row holds NaN or infinity, or rules out
     every token.
     """
 
     token_id: int
-    logprob: float | None = None
+    logprobs: TokenLogprobs | None = None

@@ -15,13 +15,14 @@ from itertools import count as count_from
 
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.errors import EngineError, InvalidRequest
-from octavo.request import FinishReason, TokenOutput
+from octavo.request import FinishReason, TokenLogprobs, TokenOutput
 from octavo.scheduler.admission import Admission, SchedulerLimits
 from octavo.scheduler.ending import Ending
 from octavo.scheduler.landing import Landing
 from octavo.scheduler.live_requests import LiveRequests
 from octavo.scheduler.output import SampledToken, ScheduledSequence, SchedulerOutput
 from octavo.scheduler.policy import Policy
+from octavo.scheduler.scoring import score_prompts
 from octavo.scheduler.seating import Seating
 from octavo.scheduler.stopping import StopRule
 from octavo.scheduler.waiting_queue import WaitingQueue
@@ -137,7 +138,8 @@ class Scheduler:
                 preempted.append(self.preempt(running[-1], now_s))
 
         copies = self.cache.pop_copies()
-        return SchedulerOutput(tuple(scheduled), tuple(preempted), copies, tuple(ended))
+        scored = score_prompts(scheduled)
+        return SchedulerOutput(tuple(scheduled), tuple(preempted), copies, tuple(ended), scored)
 
     def advance(self, output: SchedulerOutput) -> None:
         """Count a planned step's tokens as computed, and those it draws as known, without ids.
@@ -145,6 +147,8 @@ class Scheduler:
         To be called once the step is under way, before the next one is planned. Forks begin.
         """
         self.cache.prefixes.launch()
+        for prompt in output.scored:
+            prompt.sequence.num_unscored_tokens -= len(prompt.token_ids)
         rows = count_from(0)
         for sequence, count, draws in output.scheduled:
             sequence.num_computed_tokens += count
@@ -156,14 +160,19 @@ class Scheduler:
                 each.expect_token(next(rows))
 
     def update(
-        self, output: SchedulerOutput, sampled: tuple[SampledToken, ...], now_s: float
+        self,
+        output: SchedulerOutput,
+        sampled: tuple[SampledToken, ...],
+        now_s: float,
+        scores: Iterable[TokenLogprobs] = (),
     ) -> list[TokenOutput]:
         """Take in what the oldest step under way has computed and drawn, one token a row of logits.
 
-        Mutates sequences; those that end give their blocks back at once. Nothing comes out of those
-        that have ended since.
+        `scores` has one for each token of `output.scored`. Mutates sequences; those that end give
+        their blocks back at once. Nothing comes out of those that have ended since.
         """
-        return self._landing.land(output, sampled, now_s)
+        scored = self._landing.land_scores(output, scores, now_s)
+        return scored + self._landing.land(output, sampled, now_s)
 
     def resume(self, transfer_ids: Iterable[int], now_s: float) -> None:
         """Let the sequences run whose blocks have come back from the host."""

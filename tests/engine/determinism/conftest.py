@@ -21,14 +21,14 @@ from octavo.cache.block_copies import BlockCopies, SwapIn
 from octavo.config import EngineConfig
 from octavo.executor.block_transfers import DirectTransfers
 from octavo.executor.model_runner import ModelRunner
-from octavo.request import FinishReason
+from octavo.request import FinishReason, TokenLogprobs
 from octavo.sampling.random import fork_seeds
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.output import SchedulerOutput
 from octavo_kernels import AttentionBackend, KVCache
 
-Trace = list[tuple[int, float]]
-"""(token id, log-probability) of each output token."""
+Trace = list[tuple[int, TokenLogprobs]]
+"""Each output token and its log-probabilities."""
 Asks = list[tuple[list[int], SamplingParams]]
 """(prompt, parameters) of requests."""
 BadWords = tuple[tuple[int, ...], ...]
@@ -199,7 +199,7 @@ def _asks(make_prompts: Any, is_slow: bool) -> Asks:
     for index, (prompt, n) in enumerate(zip(prompts, answers, strict=True)):
         values = {"n": n, "seed": 11 + index, "max_tokens": 6 if is_slow else 20}
         drawn = {"temperature": 0.9, "top_p": 0.9, "top_k": 50} if index % 2 else {"temperature": 0}
-        params = SamplingParams(**values, **drawn, ignore_eos=True, return_logprob=True)
+        params = SamplingParams(**values, **drawn, ignore_eos=True, logprobs=index % 4)
         asks.append((prompt, params))
     return [asks[index] for index in (0, 1, 3, 8)] if is_slow else asks
 
