@@ -56,7 +56,7 @@ def draw_asks(
             seed=index,
             max_tokens=num_tokens,
             ignore_eos=True,
-            return_logprob=logprobs,
+            logprobs=0 if logprobs else None,
         )
         asks.append(Ask(tuple(ids), params))
     return asks
@@ -101,8 +101,8 @@ def answer(engine: Engine, asks: Sequence[Ask]) -> list[Trace]:
         for output in engine.step().outputs:
             if output.error is not None:
                 raise RuntimeError(f"request {output.request_id} failed: {output.error}")
-            pairs = zip(output.token_ids, output.logprobs, strict=True)
-            traces[int(output.request_id)] += pairs
+            trace = traces[int(output.request_id)]
+            trace += [(own.token_id, own.logprob) for own, *_ in output.logprobs]
     return traces
 
 
