@@ -40,39 +40,30 @@ def logit_operations() -> list[RowOperation]:
             )
             for inner, outer in ((100, 33), (1024, 384), (4096, 4096))
         ],
-        RowOperation("greedy", _draw_logits, greedy, greedy_reference, dtypes=_SINGLE),
-        RowOperation(
-            "sample", _draw_sampled, _sample(sample), _sample(sample_reference), 0.02, _SINGLE
+        _of_logits("greedy", _draw_logits, greedy, greedy_reference),
+        _of_logits("sample", _draw_sampled, _sample(sample), _sample(sample_reference), 0.02),
+        _of_logits(
+            *("token_logprobs", _draw_chosen),
+            *map(_chosen, (token_logprobs, token_logprobs_reference)),
         ),
-        RowOperation(
-            "token_logprobs",
-            _draw_chosen,
-            _chosen(token_logprobs),
-            _chosen(token_logprobs_reference),
-            dtypes=_SINGLE,
+        _of_logits(
+            *("top_logprobs", _draw_chosen), *map(_listed, (top_logprobs, top_logprobs_reference))
         ),
-        RowOperation(
-            "top_logprobs",
-            _draw_chosen,
-            _listed(top_logprobs),
-            _listed(top_logprobs_reference),
-            dtypes=_SINGLE,
+        _of_logits(
+            *("apply_penalties", _draw_seen),
+            *map(_penalized, (apply_penalties, apply_penalties_reference)),
         ),
-        RowOperation(
-            "apply_penalties",
-            _draw_seen,
-            _penalized(apply_penalties),
-            _penalized(apply_penalties_reference),
-            dtypes=_SINGLE,
-        ),
-        RowOperation(
-            "apply_token_bitmask",
-            _draw_masked,
-            _masked(apply_token_bitmask),
-            _masked(apply_token_bitmask_reference),
-            dtypes=_SINGLE,
+        _of_logits(
+            *("apply_token_bitmask", _draw_masked),
+            *map(_masked, (apply_token_bitmask, apply_token_bitmask_reference)),
         ),
     ]
+
+
+def _of_logits(
+    name: str, draw: Drawer, compute: Function, reference: Function, most_differing: float = 0.0
+) -> RowOperation:
+    return RowOperation(name, draw, compute, reference, most_differing, _SINGLE)
 
 
 def _weight(inner: int, outer: int) -> Drawer:
