@@ -7,6 +7,7 @@ position and a lane of values two neighbouring positions of one dimension: hence
 bfloat16 are left to another backend. Knows nothing of how the native code is built.
 """
 
+import contextlib
 import mmap
 
 import torch
@@ -158,6 +159,10 @@ class NativeAttention:
         memory = mmap.mmap(
             -1, max(1, elements) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         )
+        # Blocks are scattered, and with small pages nearly each would be an address to look up. A
+        # system without large ones refuses.
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
         return torch.frombuffer(memory, dtype=dtype)[:elements].view(shape)
 
 

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kSmallestBlock = 8;
 constexpr int64_t kSerialPositions = 1024;  // shorter work is not worth waking a team
+constexpr int kRun = 6, kManyItems = 12;
 
 struct Call {
     CacheShape shape;
@@ -151,8 +152,29 @@ void finish_rows(const Call& call, const Item& item, const Workspace<T>& work) {
     }
 }
 
+// Fetch the first tile of an item, of which nothing is in the cache yet.
 template <class T>
-void attend_item(const Call& call, const Item& item, Workspace<T>& work) {
+void fetch_first(const Call& call, const Item& item, Tile<T>& tile) {
+    constexpr int kLine = 64 / sizeof(typename T::Lane);
+    const int32_t* start = call.batch.query_start_loc + item.seq;
+    const int64_t computed = call.batch.seq_lens[item.seq] - (start[1] - start[0]);
+    const int64_t first = first_seen(computed + item.first_row / call.group, call.window);
+    const int64_t index = first / kTile;
+    const Range range = range_in_tile(first, call.batch.seq_lens[item.seq] - 1, index);
+    locate<T>(call, item, index, range, tile);
+    for (int at = range.begin / kSmallestBlock * kSmallestBlock; at < range.end;
+         at += kSmallestBlock) {
+        const auto* keys = tile.keys[at / kLanes] + at % kLanes;
+        for (int64_t d = 0; d < call.shape.head_dim / T::kPerLane; ++d)
+            __builtin_prefetch(keys + d * tile.stride);
+        for (int i = at / T::kPerLane; i < (at + kSmallestBlock) / T::kPerLane; ++i)
+            for (int64_t d = 0; d < call.shape.head_dim; d += kLine)
+                __builtin_prefetch(tile.values[i] + d);
+    }
+}
+
+template <class T>
+void attend_item(const Call& call, const Item& item, const Item* after, Workspace<T>& work) {
     start_rows<T>(call, item, work);
     Row<T>* rows = work.rows;
     // Rows are in order of position: the first begins first, the last ends last.
@@ -163,6 +185,8 @@ void attend_item(const Call& call, const Item& item, Workspace<T>& work) {
     for (int64_t index = first / kTile; index < end; ++index) {
         if (index + 1 < end)
             locate<T>(call, item, index + 1, range_in_tile(first, last, index + 1), *following);
+        else if (after && after->alone && call.shape.block_size >= kLanes)
+            fetch_first<T>(call, *after, *following);
         const Tile<T>* next = item.alone && index + 1 < end ? following : nullptr;
         for (int r = 0, stop; r < item.rows; r = stop) {
             const Range range = range_in_tile(rows[r].first, rows[r].last, index);
@@ -197,11 +221,16 @@ void attend(const Call& call, int threads) {
     const int64_t count = static_cast<int64_t>(items.size());
     int64_t positions = 0;
     for (const Item& item : items) positions += call.batch.seq_lens[item.seq];
+    // A thread that takes several items knows which is its next, and fetches that meanwhile.
+    const int run = count >= kManyItems * threads ? kRun : 1;
 #pragma omp parallel num_threads(threads) if (count > 1 && positions > kSerialPositions)
     {
         Workspace<T> work;
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < count; ++i) attend_item<T>(call, items[i], work);
+#pragma omp for schedule(dynamic, run)
+        for (int64_t i = 0; i < count; ++i) {
+            const bool goes_on = (i + 1) % run != 0 && i + 1 < count;
+            attend_item<T>(call, items[i], goes_on ? &items[i + 1] : nullptr, work);
+        }
     }
 }
 
