@@ -48,16 +48,17 @@ def measure_copy_rate(
 def _round_trip_s(transfers: BlockTransfers, num_blocks: int, clock: Callable[[], float]) -> float:
     """Return the seconds of the fastest round trip; the first only warms memory up.
 
-    The device's blocks go backwards, for a sequence's lie scattered; so too what scattered blocks
-    need on their way is built before the model is ready.
+    The host's blocks follow each other and the device's go backwards, for a sequence's lie
+    scattered; so too what scattered blocks need on their way is built before the model is ready.
     """
-    pairs = tuple((num_blocks - 1 - block, block) for block in range(num_blocks))
-    out, back = BlockCopies(swap_out=pairs), BlockCopies(swap_in=(SwapIn(0, pairs),))
+    there = tuple((num_blocks - 1 - place, place) for place in range(num_blocks))
+    back = tuple((place, block) for block, place in there)
+    swap_out, swap_in = BlockCopies(swap_out=there), BlockCopies(swap_in=(SwapIn(0, back),))
     times_s = []
     for _ in range(1 + _NUM_ROUND_TRIPS):
         started_s = clock()
-        transfers.start(out)
-        transfers.start(back)
+        transfers.start(swap_out)
+        transfers.start(swap_in)
         transfers.wait()
         times_s.append(clock() - started_s)
         transfers.arrived()
