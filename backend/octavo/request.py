@@ -28,7 +28,7 @@ class Request:
     """One accepted request.
 
     Times are of the machine's monotonic clock, which all its processes share. `params.max_tokens`
-    and `params.seed` are always set here (`SamplingParams.resolve`).
+    and `params.seed` (unless beams are searched) are always set here (`SamplingParams.resolve`).
     """
 
     request_id: str

@@ -17,6 +17,7 @@ from octavo.request_keys import check_range, read_value
 from octavo.scheduling_params import SCHEDULING_KEYS
 
 MAX_N = 128
+MAX_BEAM_WIDTH = 64
 MAX_STOP_STRINGS = 256
 #: Characters of all stop strings together: looking for them takes memory and time for each.
 MAX_STOP_CHARACTERS = 16_384
@@ -31,7 +32,23 @@ _INT32_MAX = 2**31 - 1
 _POSITIVE = f"an integer from 1 to {_INT32_MAX:,}"
 
 #: Keys of the contract that a later version will take; refused rather than ignored.
-UNSUPPORTED_KEYS = frozenset("""structured_outputs lora_name beam_width length_penalty""".split())
+UNSUPPORTED_KEYS = frozenset("""structured_outputs lora_name""".split())
+
+#: What may stand beside beams of keys that would change nothing of them, or their scores.
+_VALUES_WITH_BEAMS: dict[str, tuple[object, ...]] = {
+    "temperature": (0.0, 1.0),
+    "top_k": (0, -1),
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "logit_bias": ((),),
+    "allowed_token_ids": (None,),
+    "bad_words": ((),),
+    "seed": (None,),
+    "stop": ((),),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +61,10 @@ class SamplingParams:
 
     n: int = 1
     """Answers to one prompt, each with random numbers of its own."""
+    beam_width: int = 1
+    """Above 1, the n best answers that a beam search finds, the best first; all at the end."""
+    length_penalty: float = 1.0
+    """Beams' scores are divided by their lengths to this power: above 0 favours long answers."""
     temperature: float = 1.0
     """0 takes the most likely token; higher is more random. At least 0."""
     top_k: int = 0
@@ -119,6 +140,22 @@ class SamplingParams:
                 f"but at most {MAX_STOP_TOKEN_IDS} are allowed"
             )
         self._check_listed_tokens()
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        allowed = f"an integer from 1 to {MAX_BEAM_WIDTH}"
+        check_range("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH, allowed)
+        # Bounded so that no power of a length is 0 or infinite.
+        check_range("length_penalty", self.length_penalty, -10.0, 10.0, "a number in [-10, 10]")
+        if self.beam_width == 1:
+            if self.length_penalty != 1.0:
+                raise InvalidRequest("length_penalty cannot be used without beam_width above 1")
+            return
+        allowed = f"an integer from 1 to {self.beam_width} (beam_width)"
+        check_range("n", self.n, 1, self.beam_width, allowed)
+        for key, values in _VALUES_WITH_BEAMS.items():
+            if getattr(self, key) not in values:
+                raise InvalidRequest(f"{key} cannot be used with beam_width above 1")
 
     def _check_listed_tokens(self) -> None:
         if self.allowed_token_ids == ():
@@ -151,6 +188,8 @@ class SamplingParams:
         Raises:
             InvalidRequest: names the key, the id and what is allowed.
         """
+        allowed = f"an integer from 1 to {vocab_size} (the vocabulary)"
+        check_range("beam_width", self.beam_width, 1, vocab_size, allowed)
         for key, ids in self._listed_token_ids().items():
             highest = max(ids, default=0)
             if highest >= vocab_size:
@@ -176,8 +215,13 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature == 0.0
+        """Whether the most likely token is always taken, or beams of the most likely."""
+        return self.temperature == 0.0 or self.beam_width > 1
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run at once."""
+        return max(self.n, self.beam_width)
 
     @property
     def penalizes(self) -> bool:
@@ -191,7 +235,9 @@ class SamplingParams:
         """Return a copy with `max_tokens` and `seed` set, bounded by the room in the context."""
         room = max_model_len - num_prompt_tokens
         wanted = default_max_tokens if self.max_tokens is None else self.max_tokens
-        seed = secrets.randbits(63) if self.seed is None else self.seed
+        seed = self.seed
+        if seed is None and self.beam_width == 1:
+            seed = secrets.randbits(63)
         # A prompt that leaves no room is refused by the scheduler, with a better message.
         max_tokens = max(1, min(wanted, room))
         return replace(

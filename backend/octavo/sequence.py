@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import sys
 
+from octavo.beam_search import BeamSearch
 from octavo.cache.block_hash import BlockKey
 from octavo.request import FinishReason, Request, SequenceTiming
 from octavo.sampling.token_rules import TokenRules, make_token_rules
@@ -58,6 +59,7 @@ class Sequence:
         "needs_names",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_logprobs",
         "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -72,6 +74,7 @@ class Sequence:
         "pending_row",
         "request",
         "rules",
+        "search",
         "status",
         "token_ids",
     )
@@ -116,10 +119,14 @@ class Sequence:
         """What its parameters say of single tokens, if anything; its own, and updated by draws."""
         self.needs_names = self.rules is not None and self.rules.reads_tokens
         """Whether its next token depends on the ids of those before by more than the model."""
+        self.num_logprobs = request.params.logprobs
+        """Most likely tokens that it wants told beside each that it draws; None: not even that."""
+        self.search: BeamSearch | None = None
+        """What it is a beam of, in the slot of its index."""
 
         self.arrival_number = sys.maxsize
         """Place in the order of arrival; behind all others until the scheduler gives it one."""
-        self.num_seats = request.params.n
+        self.num_seats = request.params.num_sequences
         """Places it takes among `max_num_seqs`: those of its forks too, until they begin."""
         self.num_served_tokens = 0
         """Tokens of progress its tenant was charged for."""
@@ -154,8 +161,12 @@ class Sequence:
 
     @property
     def answers(self) -> range:
-        """Indices of its request's answers that it stands for: its forks' too, until they begin."""
-        return range(self.index, self.index + self.num_seats)
+        """Indices of its request's answers that it stands for: its forks' too, until they begin.
+
+        Which answers come of beams is not known before the end; the first n beams stand for them.
+        """
+        n = self.params.n
+        return range(min(self.index, n), min(self.index + self.num_seats, n))
 
     def append_token(self, token_id: int) -> None:
         """Add a token; its KV is computed in a later step."""
@@ -178,7 +189,11 @@ class Sequence:
         fork.index = index
         fork.token_ids = list(self.token_ids)
         fork.block_keys = list(self.block_keys)
+        fork.num_pending_tokens = self.num_pending_tokens
         fork.max_num_tokens = self.max_num_tokens
+        fork.needs_names = self.needs_names
+        fork.num_logprobs = self.num_logprobs
+        fork.search = self.search
         fork.num_unscored_tokens = 0
         fork.arrival_number = self.arrival_number
         fork.num_seats = 1

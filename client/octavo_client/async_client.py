@@ -139,7 +139,8 @@ class AsyncClient:
     ) -> AsyncDeltaStream:
         """Send one request and return its answer as it grows; arguments as in `Client.stream`.
 
-        Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`,
+        Parameters are `n`, `beam_width`, `length_penalty`,
+        `temperature`, `top_k`, `top_p`, `min_p`,
         `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`,
         `allowed_token_ids`, `bad_words`, `seed`, `max_tokens`,
         `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
@@ -161,7 +162,8 @@ class AsyncClient:
     ) -> Completion:
         """Send one request, wait for all of it and return it; as `Client.generate`.
 
-        Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`,
+        Parameters are `n`, `beam_width`, `length_penalty`,
+        `temperature`, `top_k`, `top_p`, `min_p`,
         `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`,
         `allowed_token_ids`, `bad_words`, `seed`, `max_tokens`,
         `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,

@@ -144,7 +144,8 @@ class Client:
                 `messages` and `tools`; the server renders the chat template.
             input_ids: the prompt as token ids.
             timeout_s: overrides the client's; `math.inf` lifts it.
-            params: `n`, `temperature`, `top_k`, `top_p`, `min_p`,
+            params: `n`, `beam_width`, `length_penalty`,
+                `temperature`, `top_k`, `top_p`, `min_p`,
                 `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`,
                 `allowed_token_ids`, `bad_words`, `seed`, `max_tokens`,
                 `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
@@ -171,7 +172,8 @@ class Client:
 
         With `n` above 1 its `answers` are n; what it has by itself is of the first.
 
-        Parameters are `n`, `temperature`, `top_k`, `top_p`, `min_p`,
+        Parameters are `n`, `beam_width`, `length_penalty`,
+        `temperature`, `top_k`, `top_p`, `min_p`,
         `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`,
         `allowed_token_ids`, `bad_words`, `seed`, `max_tokens`,
         `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,

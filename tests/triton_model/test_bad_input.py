@@ -37,6 +37,11 @@ KEYS: dict[str, list[tuple[str, str]]] = {
         ('"three"', f"n is 'three' but must be {INT}"),
         ("[1]", f"n is [1] but must be {INT}"),
     ],
+    "beam_width": [("65", "beam_width is 65 but must be an integer from 1 to 64")],
+    "length_penalty": [
+        ("11", "length_penalty is 11.0 but must be a number in [-10, 10]"),
+        ("2", "length_penalty cannot be used without beam_width above 1"),
+    ],
     "temperature": [
         ("NaN", f"temperature is nan but must be {TEMPERATURE}"),
         ("-Infinity", f"temperature is -inf but must be {TEMPERATURE}"),
@@ -129,6 +134,14 @@ PARAMETERS = {
     "min above max": (
         '{"min_tokens": 3, "max_tokens": 2}',
         "min_tokens is 3 but must be an integer in [0, 2]",
+    ),
+    "n above beams": (
+        '{"n": 3, "beam_width": 2}',
+        "n is 3 but must be an integer from 1 to 2 (beam_width)",
+    ),
+    "beams with stop": (
+        '{"stop": "END", "beam_width": 2}',
+        "stop cannot be used with beam_width above 1",
     ),
     "n above what runs": ('{"n": 65}', "n is 65 but max_num_seqs is 64; ask for fewer answers"),
 }

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.cache.block_copies import BlockPair
 from octavo.cache.kv_cache_manager import KVCacheManager
-from octavo.request import SequenceTiming, TokenOutput
+from octavo.request import SequenceTiming, TokenLogprobs, TokenOutput
 from octavo.scheduler.admission import SchedulerLimits
 from octavo.scheduler.output import SampledToken, SchedulerOutput
 from octavo.scheduler.policy import make_policy
@@ -125,6 +125,8 @@ class SchedulerDriver:
         self.steps_ahead = 0
         """Steps that stay under way when `run` returns, unless it had nothing to run."""
         self.under_way: deque[Flight] = deque()
+        self.likely_after: Callable[[list[int]], TokenLogprobs] | None = None
+        """What beams are told may follow their tokens."""
         self._make_sequence = make_sequence
 
     def add(self, name: str, prompt: int | list[int] = 5, **params) -> Sequence:
@@ -162,12 +164,19 @@ class SchedulerDriver:
         output, drawn = self.under_way.popleft()
         for sequence in output.sampling:
             del self.memory.drawn[sequence][0]
-        outputs = self.scheduler.update(output, tuple(map(SampledToken, drawn)), self.now_s)
+        sampled = tuple(map(self._sampled, output.sampling, drawn))
+        outputs = self.scheduler.update(output, sampled, self.now_s)
         for each in outputs:
             if each.timing is not None:
                 self.timings[_name(each)] = each.timing
         self.scheduler.check_integrity()
         return [each._replace(timing=None) for each in outputs]
+
+    def _sampled(self, sequence: Sequence, token_id: int) -> SampledToken:
+        if sequence.search is None or self.likely_after is None:
+            return SampledToken(token_id)
+        known = sequence.token_ids[: sequence.num_named_tokens]
+        return SampledToken(token_id, self.likely_after(known))
 
     def step(self, *token_ids: int) -> list[tuple[str, int, int]]:
         return self.run(self.plan(), *token_ids)

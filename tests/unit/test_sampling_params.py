@@ -25,6 +25,8 @@ BIASES = "an object of token ids and biases"
 GOOD = [
     ("n", "3", 3),
     ("n", 128.0, 128),
+    ("beam_width", "64", 64),
+    ("length_penalty", "1", 1.0),
     ("temperature", 0, 0.0),
     ("temperature", "0.1", 0.1),
     ("temperature", 1_000_000, 1e6),
@@ -82,6 +84,12 @@ BAD = [
     ("n", 0, "n is 0 but must be an integer from 1 to 128"),
     ("n", 129, "n is 129 but must be an integer from 1 to 128"),
     ("n", "two", f"n is 'two' but must be {INT}"),
+    ("beam_width", 0, "beam_width is 0 but must be an integer from 1 to 64"),
+    ("beam_width", 65, "beam_width is 65 but must be an integer from 1 to 64"),
+    ("beam_width", True, f"beam_width is True but must be {INT}"),
+    ("length_penalty", "nan", "length_penalty is nan but must be a number in [-10, 10]"),
+    ("length_penalty", -10.1, "length_penalty is -10.1 but must be a number in [-10, 10]"),
+    ("length_penalty", 0, "length_penalty cannot be used without beam_width above 1"),
     ("temperature", float("nan"), "temperature is nan but must be a number in [0, 1,000,000]"),
     ("temperature", "nan", "temperature is nan but must be a number in [0, 1,000,000]"),
     ("temperature", "inf", "temperature is inf but must be a number in [0, 1,000,000]"),
@@ -211,6 +219,54 @@ def test_an_engine_reports_only_so_many_of_a_prompt():
         SamplingParams(prompt_logprobs=7).check_logprobs(32_769, max_logprobs=20)
 
 
+def test_beams_give_at_most_as_many_answers_as_there_are_of_them():
+    assert SamplingParams(n=4, beam_width=4).num_sequences == 4
+    assert SamplingParams(n=2, beam_width=4).num_sequences == 4
+    assert SamplingParams(n=2).num_sequences == 2
+    message = r"^n is 5 but must be an integer from 1 to 4 \(beam_width\)$"
+    with pytest.raises(InvalidRequest, match=message):
+        SamplingParams(n=5, beam_width=4)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("temperature", 0.5),
+        ("top_k", 40),
+        ("top_p", 0.9),
+        ("min_p", 0.1),
+        ("repetition_penalty", 1.1),
+        ("presence_penalty", -1),
+        ("frequency_penalty", 1),
+        ("logit_bias", {"3": 1}),
+        ("allowed_token_ids", [1, 2]),
+        ("bad_words", "no"),
+        ("seed", 3),
+        ("stop", "END"),
+    ],
+)
+def test_what_beams_would_ignore_is_refused(key, value):
+    SamplingParams(**{key: value})
+    with pytest.raises(InvalidRequest, match=f"^{key} cannot be used with beam_width above 1$"):
+        SamplingParams(**{key: value}, beam_width=2)
+
+
+@pytest.mark.parametrize(
+    "values", [{"temperature": 0}, {"top_k": -1}, {"length_penalty": -10}, {"min_tokens": 3}]
+)
+def test_what_changes_nothing_of_beams_may_stand_beside(values):
+    params = SamplingParams(**values, beam_width=2)
+    assert params.greedy
+    assert params.resolve(5, 100, 16).seed is None
+
+
+def test_beams_must_not_be_more_than_tokens():
+    SamplingParams(beam_width=8).check_vocabulary(8)
+    message = r"^beam_width is 9 but must be an integer from 1 to 8 \(the vocabulary\)$"
+    with pytest.raises(InvalidRequest, match=message):
+        SamplingParams(beam_width=9).check_vocabulary(8)
+
+
 def test_min_tokens_above_max_tokens_is_refused():
     assert SamplingParams(min_tokens=3, max_tokens=3).min_tokens == 3
     message = r"^min_tokens is 4 but must be an integer in \[0, 3\]$"
@@ -233,8 +289,9 @@ def test_an_unknown_key_names_the_nearest_and_lists_the_known():
         SamplingParams.from_mapping({"temprature": 1})
     assert str(caught.value) == (
         "unknown sampling parameter 'temprature'; did you mean 'temperature'? (known: "
-        "allowed_token_ids, bad_words, cache_salt, deadline_ms, frequency_penalty, ignore_eos, "
-        "include_stop_str_in_output, logit_bias, logprobs, max_tokens, min_p, min_tokens, n, "
+        "allowed_token_ids, bad_words, beam_width, cache_salt, deadline_ms, frequency_penalty, "
+        "ignore_eos, include_stop_str_in_output, length_penalty, logit_bias, logprobs, max_tokens, "
+        "min_p, min_tokens, n, "
         "presence_penalty, priority, prompt_logprobs, repetition_penalty, seed, "
         "skip_special_tokens, spaces_between_special_tokens, stop, stop_token_ids, temperature, "
         "tenant, top_k, top_p)"

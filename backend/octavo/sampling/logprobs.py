@@ -31,9 +31,9 @@ class LogprobRows(NamedTuple):
 def build_logprob_rows(sequences: Rows[Sequence]) -> LogprobRows | None:
     """Collect which of `sequences`, one row each, ask for log-probabilities; None if none does."""
     asked = [
-        (row, sequence.params.logprobs)
+        (row, sequence.num_logprobs)
         for row, sequence in enumerate(sequences)
-        if sequence.params.logprobs is not None
+        if sequence.num_logprobs is not None
     ]
     if not asked:
         return None

@@ -57,10 +57,17 @@ class Admission:
         """Raise InvalidRequest or PromptTooLong if a sequence can never run."""
         if not sequence.num_tokens:
             raise InvalidRequest("the prompt has 0 tokens but must have at least 1")
+        beam_width, room = sequence.params.beam_width, self.room_of(sequence)
         if sequence.num_seats > self._limits.max_num_seqs:
             raise InvalidRequest(
-                f"n is {sequence.num_seats} but max_num_seqs is {self._limits.max_num_seqs}; "
-                "lower it or raise max_num_seqs"
+                f"{'n' if beam_width == 1 else 'beam_width'} is {sequence.num_seats} but "
+                f"max_num_seqs is {self._limits.max_num_seqs}; lower it or raise max_num_seqs"
+            )
+        if room < sequence.num_tokens + 1 <= self.max_num_tokens:
+            raise PromptTooLong(
+                f"prompt has {sequence.num_tokens:,} tokens but each of {beam_width} beams can "
+                f"hold {room:,} with its output; shorten it, lower beam_width or raise "
+                "num_kv_blocks"
             )
         if sequence.num_tokens + 1 > self.max_num_tokens:
             raise PromptTooLong(
@@ -75,6 +82,17 @@ class Admission:
                 f"takes {num_blocks:,} KV blocks of {self._cache.num_blocks:,}; shorten it, lower "
                 "n or raise num_kv_blocks"
             )
+
+    def room_of(self, sequence: Sequence) -> int:
+        """Return the tokens, prompt and output, that it or a fork of it may ever hold.
+
+        Beams wait for one another, so all must fit in at once, though they share nothing.
+        """
+        beam_width = sequence.params.beam_width
+        if beam_width == 1:
+            return self.max_num_tokens
+        num_blocks = (self._cache.num_blocks - self._reserve) // beam_width
+        return min(self.max_num_tokens, num_blocks * self._cache.block_size - 1)
 
     def check_queue(self, sequence: Sequence) -> None:
         """Raise QueueFull if as much waits as may wait.

@@ -50,8 +50,12 @@ class Ending:
     def end_request(
         self, request_id: str, reason: FinishReason, index: int | None = None
     ) -> list[Sequence]:
-        """End a request, or one of its answers, and return the sequences that were still live."""
-        ended = [s for s in self._live.sequences_of(request_id) if index in (None, s.index)]
+        """End a request, or one of its answers, and return the sequences that were still live.
+
+        Answers that come of beams end all together.
+        """
+        live = self._live.sequences_of(request_id)
+        ended = [s for s in live if index in (None, s.index) or s.search is not None]
         for sequence in ended:
             self.end(sequence, reason)
         return ended

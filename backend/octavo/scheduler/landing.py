@@ -11,6 +11,7 @@ from itertools import islice
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.errors import EngineError
 from octavo.request import FinishReason, TokenLogprobs, TokenOutput
+from octavo.scheduler.beams import Beams
 from octavo.scheduler.ending import Ending, last_outputs
 from octavo.scheduler.output import SampledToken, SchedulerOutput
 from octavo.scheduler.stopping import StopRule
@@ -20,10 +21,13 @@ from octavo.sequence import Sequence, SequenceStatus
 class Landing:
     """The end of steps under way, the oldest first."""
 
-    def __init__(self, cache: KVCacheManager, stopping: StopRule, ending: Ending) -> None:
+    def __init__(
+        self, cache: KVCacheManager, stopping: StopRule, ending: Ending, beams: Beams
+    ) -> None:
         self._cache = cache
         self._stopping = stopping
         self._ending = ending
+        self._beams = beams
 
     def land(
         self, output: SchedulerOutput, sampled: tuple[SampledToken, ...], now_s: float
@@ -41,8 +45,12 @@ class Landing:
                     outputs += self._fail(each, now_s)
                     continue
                 self._settle(each, count)
-                if each.status is not SequenceStatus.FINISHED:
+                if each.status is SequenceStatus.FINISHED:
+                    continue
+                if each.search is None:
                     outputs.append(self._name(each, token, now_s))
+                else:
+                    outputs += self._beams.take(each.search, each, token, now_s)
         return outputs
 
     def land_scores(
@@ -103,8 +111,8 @@ def _why_nothing(sequence: Sequence) -> str:
     }
     keys = [key for key, rules_out in possible.items() if rules_out]
     if not keys:
-        return "no token can be drawn: the model's logits are not finite"
-    return (
+        return EngineError("no token can be drawn: the model's logits are not finite")
+    return EngineError(
         f"no token can be drawn: {', '.join(keys)} may rule out every one, "
         "or the model's logits are not finite"
     )

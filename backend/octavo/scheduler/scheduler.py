@@ -17,6 +17,7 @@ from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.errors import EngineError, InvalidRequest
 from octavo.request import FinishReason, TokenLogprobs, TokenOutput
 from octavo.scheduler.admission import Admission, SchedulerLimits
+from octavo.scheduler.beams import Beams, wait_for_others
 from octavo.scheduler.ending import Ending
 from octavo.scheduler.landing import Landing
 from octavo.scheduler.live_requests import LiveRequests
@@ -60,7 +61,8 @@ class Scheduler:
         self._swap_pays = swap_pays
         self._live = LiveRequests()
         self._ending = Ending(self._live, self.waiting, self.seating, cache, policy)
-        self._landing = Landing(cache, self.stopping, self._ending)
+        self._beams = Beams(self._live, self.waiting, self.seating, cache, policy, self._ending)
+        self._landing = Landing(cache, self.stopping, self._ending, self._beams)
 
     @property
     def running(self) -> list[Sequence]:
@@ -99,7 +101,11 @@ class Scheduler:
             raise InvalidRequest(f"request id {sequence.request_id!r} is already in use")
         self.admission.check_possible(sequence)
         self.admission.check_queue(sequence)
-        sequence.max_num_tokens = self.stopping.max_num_tokens(sequence)
+        sequence.max_num_tokens = min(
+            self.stopping.max_num_tokens(sequence), self.admission.room_of(sequence)
+        )
+        if sequence.params.beam_width > 1:
+            self._beams.begin(sequence, self.stopping.ending_token_ids(sequence))
         self._live.add(sequence)
         self.policy.arrive(sequence)
         self.waiting.push(sequence)
@@ -171,8 +177,12 @@ class Scheduler:
         `scores` has one for each token of `output.scored`. Mutates sequences; those that end give
         their blocks back at once. Nothing comes out of those that have ended since.
         """
-        scored = self._landing.land_scores(output, scores, now_s)
-        return scored + self._landing.land(output, sampled, now_s)
+        outputs = self._landing.land_scores(output, scores, now_s)
+        outputs += self._landing.land(output, sampled, now_s)
+        if not output.scheduled and not self.restoring and wait_for_others(self.running):
+            for sequence in reversed(self.running[:]):  # who is first of all now comes in first
+                self.preempt(sequence, now_s)
+        return outputs
 
     def resume(self, transfer_ids: Iterable[int], now_s: float) -> None:
         """Let the sequences run whose blocks have come back from the host."""

@@ -9,6 +9,7 @@ import itertools
 
 from octavo.errors import InvalidRequest, PromptTooLong
 from octavo.request import EngineInfo, Request
+from octavo.sampling_params import SamplingParams
 from octavo.text.bad_words import bad_words_token_ids
 from octavo.text.chat import render_chat
 from octavo.text.tokenizer import Tokenizer
@@ -41,11 +42,7 @@ def admit(
     prompt, token_ids = _tokenize(decoded, tokenizer, info)
     _check_prompt(token_ids, info)
     decoded.params.check_vocabulary(info.vocab_size)
-    if decoded.params.n > info.max_num_seqs:
-        raise InvalidRequest(
-            f"n is {decoded.params.n} but max_num_seqs is {info.max_num_seqs}; ask for fewer "
-            "answers or raise max_num_seqs in engine.json"
-        )
+    _check_seats(decoded.params, info)
     request = Request(
         str(next(_ids)),
         token_ids,
@@ -58,6 +55,15 @@ def admit(
         bad_words_token_ids(decoded.params.bad_words, tokenizer, info.eos_token_ids),
     )
     return LiveRequest(request, decoded.options, sender, tokenizer, prompt)
+
+
+def _check_seats(params: SamplingParams, info: EngineInfo) -> None:
+    if params.num_sequences > info.max_num_seqs:
+        key, what = ("n", "answers") if params.beam_width == 1 else ("beam_width", "beams")
+        raise InvalidRequest(
+            f"{key} is {params.num_sequences} but max_num_seqs is {info.max_num_seqs}; ask for "
+            f"fewer {what} or raise max_num_seqs in engine.json"
+        )
 
 
 def _tokenize(
