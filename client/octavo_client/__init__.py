@@ -3,7 +3,7 @@
 Imports nothing of `octavo`: it knows the server by its tensors and status codes alone.
 """
 
-from octavo_client.answer import Answer, Completion, Delta, Timing
+from octavo_client.answer import Answer, Completion, Delta, Timing, TokenLogprob
 from octavo_client.async_client import AsyncClient, AsyncDeltaStream
 from octavo_client.client import Client, DeltaStream
 from octavo_client.errors import (
@@ -31,5 +31,6 @@ __all__ = [
     "RequestTimeout",
     "ServerError",
     "Timing",
+    "TokenLogprob",
     "Unavailable",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,21 @@ class Timing:
     """Times that it had to make room."""
 
 
+class TokenLogprob(NamedTuple):
+    """How likely a token was by the model's own distribution."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the most likely."""
+    token: str
+    """Its text by itself."""
+
+
+TokenLogprobs = tuple[TokenLogprob, ...]
+"""The token itself, then those of the most likely that it is not, the likeliest first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What was added to one answer."""
@@ -45,6 +61,13 @@ class Delta:
     """Which of the n answers this is of."""
     timing: Timing | None = None
     """On the last delta of the request."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each new token, if `logprobs` asked for them."""
+    cumulative_logprob: float | None = None
+    """Sum over all tokens of the answer so far, if `logprobs` asked for them."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """On the first delta of the request, if `prompt_logprobs` asked for them: of each token of the
+    prompt; None for the first, before which none stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +82,10 @@ class Answer:
     """`stop`, `length`, `abort`, `deadline` or `error`; None if the server named none."""
     num_output_tokens: int
     """Tokens generated."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each token, if `logprobs` asked for them."""
+    cumulative_logprob: float | None = None
+    """Their sum."""
 
     @classmethod
     def from_deltas(cls, deltas: Iterable[Delta]) -> Answer:
@@ -69,6 +96,8 @@ class Answer:
             token_ids=tuple(token for part in parts for token in part.token_ids),
             finish_reason=parts[-1].finish_reason if parts else None,
             num_output_tokens=sum(part.num_output_tokens for part in parts),
+            logprobs=tuple(each for part in parts for each in part.logprobs),
+            cumulative_logprob=parts[-1].cumulative_logprob if parts else None,
         )
 
 
@@ -82,6 +111,8 @@ class Completion:
     """Tokens of the prompt."""
     timing: Timing | None = field(default=None, compare=False)
     """None if the server sent none; completions of the same answers are equal whatever it is."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """Of each token of the prompt but the first, if `prompt_logprobs` asked for them."""
 
     @property
     def text(self) -> str:
@@ -103,6 +134,16 @@ class Completion:
         """Tokens of the first answer."""
         return self.answers[0].num_output_tokens
 
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Log-probabilities of the first answer's tokens."""
+        return self.answers[0].logprobs
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the first answer's."""
+        return self.answers[0].cumulative_logprob
+
     @classmethod
     def from_deltas(cls, deltas: Iterable[Delta]) -> Completion:
         """Join the deltas of one request, in order."""
@@ -115,4 +156,5 @@ class Completion:
             ),
             num_input_tokens=parts[-1].num_input_tokens if parts else 0,
             timing=parts[-1].timing if parts else None,
+            prompt_logprobs=parts[0].prompt_logprobs if parts else None,
         )

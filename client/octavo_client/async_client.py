@@ -142,8 +142,8 @@ class AsyncClient:
         Parameters are `n`, `beam_width`, `length_penalty`,
         `temperature`, `top_k`, `top_p`, `min_p`,
         `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`,
-        `allowed_token_ids`, `bad_words`, `seed`, `max_tokens`,
-        `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
+        `allowed_token_ids`, `bad_words`, `logprobs`, `prompt_logprobs`,
+        `seed`, `max_tokens`, `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
         `include_stop_str_in_output`, `skip_special_tokens`,
         `spaces_between_special_tokens`, and of scheduling `priority`,
         `deadline_ms`, `tenant`, `cache_salt`.
@@ -165,8 +165,8 @@ class AsyncClient:
         Parameters are `n`, `beam_width`, `length_penalty`,
         `temperature`, `top_k`, `top_p`, `min_p`,
         `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`,
-        `allowed_token_ids`, `bad_words`, `seed`, `max_tokens`,
-        `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
+        `allowed_token_ids`, `bad_words`, `logprobs`, `prompt_logprobs`,
+        `seed`, `max_tokens`, `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
         `include_stop_str_in_output`, `skip_special_tokens`,
         `spaces_between_special_tokens`, and of scheduling `priority`,
         `deadline_ms`, `tenant`, `cache_salt`.

@@ -117,4 +117,7 @@ def _print_growing(client: Client, prompt: str, params: dict[str, Any], as_json:
 
 
 def _to_json(delta: Delta) -> str:
-    return json.dumps(dataclasses.asdict(delta), ensure_ascii=False)
+    values = dataclasses.asdict(delta)
+    # No option asks for log-probabilities.
+    told = {key: value for key, value in values.items() if "logprob" not in key}
+    return json.dumps(told, ensure_ascii=False)

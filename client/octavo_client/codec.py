@@ -14,7 +14,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from octavo_client.answer import Delta, Timing
+from octavo_client.answer import Delta, Timing, TokenLogprob, TokenLogprobs
 from octavo_client.errors import InvalidRequest, error_from_message
 
 _INT32_LIMIT = 2**31
@@ -27,7 +27,11 @@ _FLAGS_ALWAYS_SET = (
     "return_num_output_tokens",
     "return_timing",
 )
-
+#: Asked for beside, by the parameter that says how much of it there is.
+_FLAGS_BY_PARAMETER = {
+    "logprobs": ("return_logprobs", "return_cumulative_logprob"),
+    "prompt_logprobs": ("return_prompt_logprobs",),
+}
 
 #: Chat messages, or an object that has them beside `tools` and what else a template reads.
 Messages = Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -71,7 +75,8 @@ def encode_request(model: str, prompt: Prompt, stream: bool, params: Mapping[str
             f"int, and parameters plain JSON values: {error}"
         ) from None
     _add_flag(request, "stream", stream)
-    for name in _FLAGS_ALWAYS_SET:
+    asked = (flags for key, flags in _FLAGS_BY_PARAMETER.items() if key in given)
+    for name in itertools.chain(_FLAGS_ALWAYS_SET, *asked):
         _add_flag(request, name, True)
     return request
 
@@ -108,6 +113,8 @@ class ResponseReader:
         self._ended |= {delta.index for delta in news if delta.finish_reason}
         *others, last = news or every[:1]
         deltas = [*others, replace(last, timing=_read_timing(raw.get("timing", b"")))]
+        for scored in _read_logprobs(raw.get("prompt_logprobs", b"")):
+            deltas[0] = replace(deltas[0], prompt_logprobs=scored)
         return deltas, answer.parameters["triton_final_response"].bool_param
 
 
@@ -119,6 +126,8 @@ def _read_deltas(raw: Mapping[str, bytes]) -> list[Delta]:
     ends = list(itertools.accumulate(counts, initial=0))
     token_ids = _read_ints(raw.get("token_ids", b""))
     num_input_tokens = sum(_read_ints(raw.get("num_input_tokens", b"")))
+    logprobs = _read_logprobs(raw.get("logprobs", b"")) or [()] * len(texts)
+    sums = _read_floats(raw.get("cumulative_logprob", b"")) or (None,) * len(texts)
     return [
         Delta(
             text,
@@ -127,9 +136,25 @@ def _read_deltas(raw: Mapping[str, bytes]) -> list[Delta]:
             num_input_tokens,
             counts[index],
             index,
+            logprobs=logprobs[index],
+            cumulative_logprob=sums[index],
         )
         for index, text in enumerate(texts)
     ]
+
+
+def _read_logprobs(raw: bytes) -> list[tuple[Any, ...]]:
+    """Return what each JSON list says of places; null is None."""
+    return [tuple(map(_read_place, json.loads(text))) for text in _read_strings(raw)]
+
+
+def _read_place(place: Mapping[str, Any] | None) -> TokenLogprobs | None:
+    if place is None:
+        return None
+    return tuple(
+        TokenLogprob(int(token_id), each["logprob"], each["rank"], each["decoded_token"])
+        for token_id, each in place.items()
+    )
 
 
 def _read_timing(raw: bytes) -> Timing | None:
@@ -194,3 +219,7 @@ def _read_strings(raw: bytes) -> list[str]:
 def _read_ints(raw: bytes) -> tuple[int, ...]:
     # Ids and counts are never negative, so INT32 and UINT32 read alike.
     return struct.unpack(f"<{len(raw) // 4}I", raw)
+
+
+def _read_floats(raw: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(raw) // 4}f", raw)

@@ -70,8 +70,13 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         answer = (text, values.pop("finish_reason", ""), tuple(token_ids))
         return self.answers(answer, final=final, **values)
 
-    def answers(self, *answers: AnswerPart, final: bool, timing: str = "") -> Any:
-        """Make a response that says of each answer its text, finish reason and token ids."""
+    def answers(
+        self, *answers: AnswerPart, final: bool, timing: str = "", **more: list[Any]
+    ) -> Any:
+        """Make a response that says of each answer its text, finish reason and token ids.
+
+        `more` are other outputs, of strings or of floats.
+        """
         ids = [token_id for _, _, token_ids in answers for token_id in token_ids]
         response = service_pb2.ModelStreamInferResponse()
         answer = response.infer_response
@@ -87,6 +92,11 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         ):
             answer.outputs.add(name=name, datatype=kind)
             answer.raw_output_contents.append(data)
+        for name, values in more.items():
+            is_text = isinstance(values[0], str)
+            answer.outputs.add(name=name, datatype="BYTES" if is_text else "FP32")
+            packed = map(_string, values) if is_text else (struct.pack("<f", x) for x in values)
+            answer.raw_output_contents.append(b"".join(packed))
         return response
 
     def fail(self, status: str, message: str) -> Any:

@@ -3,7 +3,15 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from octavo_client import Answer, Completion, Delta, InvalidRequest, ModelNotFound, Timing
+from octavo_client import (
+    Answer,
+    Completion,
+    Delta,
+    InvalidRequest,
+    ModelNotFound,
+    Timing,
+    TokenLogprob,
+)
 from octavo_client.codec import Prompt, ResponseReader, encode_request
 
 
@@ -124,6 +132,64 @@ def test_answers_without_news_have_no_delta(server):
     ]
     assert [delta.timing is None for delta in deltas] == [True, True, True, False]
     assert final
+
+
+@pytest.mark.parametrize(
+    ("key", "flags"),
+    [
+        ("logprobs", {"return_logprobs", "return_cumulative_logprob"}),
+        ("prompt_logprobs", {"return_prompt_logprobs"}),
+    ],
+)
+def test_a_parameter_asks_for_the_outputs_that_it_says_the_size_of(key, flags):
+    plain, asked = (
+        set(tensors(encode_request("octavo", Prompt(text="a"), True, params)))
+        for params in ({key: None}, {key: 0})
+    )
+    assert asked - plain == flags
+
+
+def test_log_probabilities_are_read_of_each_answer_and_of_the_prompt(server):
+    own, other = TokenLogprob(5, -1.5, 2, " a"), TokenLogprob(9, -0.5, 1, "é")
+    place = json.dumps(
+        {
+            str(each.token_id): {
+                "logprob": each.logprob,
+                "rank": each.rank,
+                "decoded_token": each.token,
+            }
+            for each in (own, other)
+        }
+    )
+    deltas, _ = read(
+        server.answers(
+            ("a", "", (5,)),
+            ("", "", ()),
+            ("b", "", (5, 5)),
+            final=False,
+            logprobs=[f"[{place}]", "[]", f"[{place}, {place}]"],
+            cumulative_logprob=[-1.5, 0.0, -3.0],
+            prompt_logprobs=[f"[null, {place}]"],
+        ),
+        server.answers(
+            ("", "stop", ()),
+            ("c", "stop", (5,)),
+            ("", "stop", ()),
+            final=True,
+            logprobs=["[]", f"[{place}]", "[]"],
+            cumulative_logprob=[-1.5, -1.5, -3.0],
+        ),
+    )
+    completion = Completion.from_deltas(deltas)
+    assert [answer.logprobs for answer in completion.answers] == [
+        ((own, other),),
+        ((own, other),),
+        ((own, other), (own, other)),
+    ]
+    assert [answer.cumulative_logprob for answer in completion.answers] == [-1.5, -1.5, -3.0]
+    assert completion.prompt_logprobs == (None, (own, other))
+    assert completion.logprobs == completion.answers[0].logprobs
+    assert [delta.prompt_logprobs is None for delta in deltas[:2]] == [False, True]
 
 
 def test_an_error_response_is_raised(server):

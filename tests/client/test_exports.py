@@ -20,6 +20,7 @@ def test_the_public_names_are_these():
         "RequestTimeout",
         "ServerError",
         "Timing",
+        "TokenLogprob",
         "Unavailable",
     ]
     assert all(hasattr(octavo_client, name) for name in octavo_client.__all__)

@@ -19,7 +19,8 @@ def type_of(tensor):
 
 def test_the_server_declares_every_tensor_that_the_client_sends():
     prompts = (Prompt(text="hi"), Prompt(messages=[]), Prompt(input_ids=[1]))
-    requests = [encode_request("octavo", prompt, True, {}) for prompt in prompts]
+    params = {"logprobs": 1, "prompt_logprobs": 1}
+    requests = [encode_request("octavo", prompt, True, params) for prompt in prompts]
     sent = {(tensor.name, type_of(tensor)) for request in requests for tensor in request.inputs}
     assert sent <= {(spec.name, spec.data_type) for spec in INPUTS}
 
@@ -32,7 +33,7 @@ def test_the_server_declares_every_tensor_that_the_client_reads(server):
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_help_lists_every_parameter_that_the_server_takes(kind):
-    sampling = {field.name for field in fields(SamplingParams)} - {"return_logprob"}
+    sampling = {field.name for field in fields(SamplingParams)}
     for method in (kind.stream, kind.generate):
         assert [
             key for key in (*sampling, *SCHEDULING_KEYS) if f"`{key}`" not in method.__doc__

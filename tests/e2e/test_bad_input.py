@@ -70,7 +70,8 @@ PROMPTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 SAMPLING: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key": (sampling(temprature=1), "'temprature'; did you mean 'temperature'?"),
-    "later key": (sampling(logprobs=1), "sampling parameter 'logprobs' is not supported yet"),
+    "logprobs too many": (sampling(logprobs=21), "logprobs is 21 but must be an integer from 0 to"),
+    "logprobs negative": (sampling(prompt_logprobs=-1), "prompt_logprobs is -1 but must be an int"),
     "no answers": (sampling(n=0), "n is 0 but must be an integer from 1 to 128"),
     "too many answers": (sampling(n=129), "n is 129 but must be an integer from 1 to 128"),
     "more than run": (sampling(n=65), "n is 65 but max_num_seqs is 64; ask for fewer answers"),
@@ -106,7 +107,6 @@ SAMPLING: dict[str, tuple[dict[str, Any], str]] = {
     "a list": (raw_sampling("[1]"), "sampling_parameters must be a JSON object, not list"),
     "deeply nested": (raw_sampling("[" * 100_000), "sampling_parameters is not valid JSON"),
     "huge number": (raw_sampling('{"seed": ' + "9" * 5000 + "}"), "sampling_parameters is not"),
-    "later output": ({"text_input": "a", "return_logprobs": True}, "return_logprobs is not suppor"),
     "parameters not UTF-8": (raw_sampling(b"\xc3("), "sampling_parameters has byte 0xc3"),
 }
 #: Triton itself refuses these before the model sees them, and names no code.

@@ -39,6 +39,7 @@ INPUTS = {
     "return_num_output_tokens": ("TYPE_BOOL", ["1"]),
     "return_token_ids": ("TYPE_BOOL", ["1"]),
     "return_timing": ("TYPE_BOOL", ["1"]),
+    "return_prompt_logprobs": ("TYPE_BOOL", ["1"]),
 }
 OUTPUTS = {
     "text_output": ("TYPE_STRING", ["-1"]),
@@ -49,6 +50,7 @@ OUTPUTS = {
     "num_input_tokens": ("TYPE_UINT32", ["1"]),
     "num_output_tokens": ("TYPE_UINT32", ["-1"]),
     "timing": ("TYPE_STRING", ["1"]),
+    "prompt_logprobs": ("TYPE_STRING", ["1"]),
 }
 
 

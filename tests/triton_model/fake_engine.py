@@ -23,6 +23,8 @@ from octavo.request import (
     SequenceTiming,
     StepOutput,
     StepStats,
+    TokenLogprob,
+    TokenLogprobs,
     TokenOutput,
 )
 
@@ -78,6 +80,7 @@ class FakeEngine:
             eos_token_ids=(EOS,),
             default_max_tokens=self.config.default_max_tokens,
             max_num_seqs=self.config.max_num_seqs,
+            max_logprobs=self.config.max_logprobs,
         )
 
     @property
@@ -162,19 +165,38 @@ class FakeEngine:
         prompt = request.prompt_token_ids
         token_id = prompt[(answer.num_tokens + answer.index) % len(prompt)]
         answer.num_tokens += 1
+        output = TokenOutput(
+            request.request_id,
+            (token_id,),
+            _logprobs(params.logprobs, token_id),
+            index=answer.index,
+        )
+        if params.prompt_logprobs is not None and answer.num_tokens == 1 and not answer.index:
+            scored = [_logprobs(params.prompt_logprobs, each)[0] for each in prompt[1:]]
+            output = output._replace(prompt_logprobs=tuple(scored))
         reason = None
         if token_id in params.stop_token_ids:
             reason = FinishReason.STOP
         elif answer.num_tokens == params.max_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
-            return self._end(answer, reason)._replace(token_ids=(token_id,))
-        return TokenOutput(request.request_id, (token_id,), index=answer.index)
+            ended = self._end(answer, reason)
+            return output._replace(finish_reason=reason, timing=ended.timing)
+        return output
 
     def _end(self, answer: _Answer, reason: FinishReason) -> TokenOutput:
         self.answers.remove(answer)
         name = answer.request.request_id
         return TokenOutput(name, (), (), reason, index=answer.index, timing=answer.timing())
+
+
+def _logprobs(count: int | None, token_id: int) -> tuple[TokenLogprobs, ...]:
+    """Say that a token is less likely than the `count` before it."""
+    if count is None:
+        return ()
+    own = TokenLogprob(token_id, -0.5 * (1 + count), 1 + count)
+    others = (TokenLogprob(token_id - 1 - i, -0.5 * (1 + i), 1 + i) for i in range(count))
+    return ((own, *others),)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,15 @@ KEYS: dict[str, list[tuple[str, str]]] = {
     "temprature": [("1", "unknown sampling parameter 'temprature'; did you mean 'temperature'?")],
     "Max_Tokens": [("null", "unknown sampling parameter 'Max_Tokens'; did you mean 'max_tokens'?")],
     "qqqq": [("1", "unknown sampling parameter 'qqqq' (known: allowed_token_ids, bad_words, ")],
-    "logprobs": [("1", "sampling parameter 'logprobs' is not supported yet")],
+    "logprobs": [
+        ("21", "logprobs is 21 but must be an integer from 0 to 20 (max_logprobs)"),
+        ("-1", "logprobs is -1 but must be an integer of at least 0"),
+        ('"many"', f"logprobs is 'many' but must be {INT}"),
+    ],
+    "prompt_logprobs": [
+        ("21", "prompt_logprobs is 21 but must be an integer from 0 to 20 (max_logprobs)"),
+        ("true", f"prompt_logprobs is True but must be {INT}"),
+    ],
 }
 PARAMETERS = {
     "no JSON": ("{'n': 1}", "sampling_parameters is not valid JSON: Expecting property name"),

@@ -11,7 +11,8 @@ from octavo.errors import EngineDead, EngineError, InvalidRequest, QueueFull, Re
 from octavo.request import FinishReason, SequenceTiming
 from octavo.scheduling_params import SchedulingParams
 from octavo.triton_model import codec
-from octavo.triton_model.codec import AnswerData, DecodedRequest, ResponseData, decode_request
+from octavo.triton_model.codec import decode_request
+from octavo.triton_model.exchange import AnswerData, DecodedRequest, ResponseData
 
 VOCAB_SIZE = 1000
 
@@ -219,12 +220,8 @@ def test_what_the_protocol_leaves_in_the_parameters_is_no_error(
             "stream has shape [2] but must have shape [1]",
         ),
         (
-            {"text_input": "a", "return_logprobs": True},
-            "return_logprobs is not supported yet; leave it out or send false",
-        ),
-        (
-            {"text_input": "a", "return_cumulative_logprob": True},
-            "return_cumulative_logprob is not supported yet; leave it out or send false",
+            {"text_input": "a", "return_prompt_logprobs": [True, True]},
+            "return_prompt_logprobs has shape [2] but must have shape [1]",
         ),
         (
             {"text_input": "a", "sampling_parameters": "{'a'}"},
@@ -302,6 +299,24 @@ def test_a_response_has_the_text_and_what_was_asked_for(pb_utils: Any) -> None:
         assert numpy_types.get(array.dtype.name, "TYPE_STRING") == declared[name]
 
 
+def test_log_probabilities_are_a_list_for_each_answer_and_one_for_the_prompt(pb_utils: Any) -> None:
+    answers = (
+        AnswerData("a", (4, 5), None, ("{4}", "{5}"), -1.25),
+        AnswerData("", (), FinishReason.STOP, (), -2.5),
+    )
+    data = ResponseData(answers, 9, prompt_logprobs=("null", "{7}"))
+    outputs = frozenset(["logprobs", "cumulative_logprob", "prompt_logprobs"])
+    response = codec.encode_response(pb_utils, data, outputs)
+    assert {tensor.name(): tensor.as_numpy().tolist() for tensor in response.output_tensors} == {
+        "text_output": [b"a", b""],
+        "cumulative_logprob": [-1.25, -2.5],
+        "logprobs": [b"[{4}, {5}]", b"[]"],
+        "prompt_logprobs": [b"[null, {7}]"],
+    }
+    later = codec.encode_response(pb_utils, ResponseData(answers, 9), frozenset())
+    assert [tensor.name() for tensor in later.output_tensors] == ["text_output"]
+
+
 def test_a_response_that_is_not_the_last_has_an_empty_finish_reason(pb_utils: Any) -> None:
     data = ResponseData((AnswerData("a", (1,)),), 1)
     response = codec.encode_response(pb_utils, data, frozenset(["finish_reason"]))
@@ -363,9 +378,10 @@ class _Config:
 
 CONTRACT_INPUTS = """text_input input_ids messages stream sampling_parameters
     exclude_input_in_output return_finish_reason return_cumulative_logprob return_logprobs
-    return_num_input_tokens return_num_output_tokens return_token_ids return_timing""".split()
+    return_num_input_tokens return_num_output_tokens return_token_ids return_timing
+    return_prompt_logprobs""".split()
 CONTRACT_OUTPUTS = """text_output finish_reason cumulative_logprob logprobs token_ids
-    num_input_tokens num_output_tokens timing""".split()
+    num_input_tokens num_output_tokens timing prompt_logprobs""".split()
 
 
 def test_the_completed_configuration_names_every_tensor_of_the_contract() -> None:

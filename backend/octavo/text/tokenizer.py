@@ -63,6 +63,7 @@ class Tokenizer:
         added = hf.added_tokens_decoder
         self.added_ids = frozenset(added)
         """Ids of tokens beside the model's own vocabulary: all special ones, and maybe others."""
+        self._texts: dict[int, str] = {}
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
 
     @classmethod
@@ -119,6 +120,16 @@ class Tokenizer:
         """
         known = [index for index in token_ids if 0 <= index < 2**32]
         return replace_nul(self._backend.decode(known, skip_special_tokens=skip_special_tokens))
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of a token by itself, a special one's too; for ids of the model's.
+
+        A token that is part of a character gives U+FFFD.
+        """
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self.decode([token_id], skip_special_tokens=False)
+        return text
 
     def piece(self, token_id: int, skip_special_tokens: bool = True) -> str | None:
         """Return a token as the vocabulary spells it; None when it is skipped or does not exist."""

@@ -6,6 +6,7 @@ Knows nothing of tensors or threads.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 from octavo.errors import InvalidRequest, PromptTooLong
 from octavo.request import EngineInfo, Request
@@ -13,7 +14,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.text.bad_words import bad_words_token_ids
 from octavo.text.chat import render_chat
 from octavo.text.tokenizer import Tokenizer
-from octavo.triton_model.codec import DecodedRequest
+from octavo.triton_model.exchange import DecodedRequest, ResponseOptions
 from octavo.triton_model.live_request import LiveRequest
 from octavo.triton_model.pb_utils import ResponseSender
 
@@ -43,10 +44,13 @@ def admit(
     _check_prompt(token_ids, info)
     decoded.params.check_vocabulary(info.vocab_size)
     _check_seats(decoded.params, info)
+    params = _with_what_is_sent(decoded.params, decoded.options)
+    for each in (decoded.params, params):
+        each.check_logprobs(len(token_ids), info.max_logprobs)
     request = Request(
         str(next(_ids)),
         token_ids,
-        decoded.params.resolve(len(token_ids), info.max_num_tokens, info.default_max_tokens),
+        params.resolve(len(token_ids), info.max_num_tokens, info.default_max_tokens),
         arrival_s,
         decoded.scheduling.deadline_s(arrival_s),
         decoded.scheduling.priority,
@@ -64,6 +68,23 @@ def _check_seats(params: SamplingParams, info: EngineInfo) -> None:
             f"{key} is {params.num_sequences} but max_num_seqs is {info.max_num_seqs}; ask for "
             f"fewer {what} or raise max_num_seqs in engine.json"
         )
+
+
+def _with_what_is_sent(params: SamplingParams, options: ResponseOptions) -> SamplingParams:
+    """Return parameters that ask the engine for the log-probabilities of a request's outputs.
+
+    Its flags say what is sent; its keys, how many of the most likely tokens stand there beside.
+    """
+    logprobs = prompt_logprobs = None
+    if "cumulative_logprob" in options.outputs:
+        logprobs = 0
+    if "logprobs" in options.outputs:
+        logprobs = params.logprobs or 0
+    if "prompt_logprobs" in options.outputs:
+        prompt_logprobs = params.prompt_logprobs or 0
+    if (logprobs, prompt_logprobs) == (params.logprobs, params.prompt_logprobs):
+        return params
+    return replace(params, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
 def _tokenize(

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.errors import InvalidRequest, code_of
-from octavo.request import FinishReason, SequenceTiming
+from octavo.request import SequenceTiming
 from octavo.request_keys import check_range, read_json, read_json_object, read_value
 from octavo.sampling_params import SamplingParams
 from octavo.scheduling_params import SCHEDULING_KEYS, SchedulingParams
+from octavo.triton_model.exchange import DecodedRequest, ResponseData, ResponseOptions
 from octavo.triton_model.pb_utils import AutoCompleteConfig, InferenceRequest, PbUtils
 from octavo.triton_model.tensor_values import (
     read_flag,
@@ -38,9 +39,8 @@ _FLAGS = {
     "return_num_output_tokens": "num_output_tokens",
     "return_token_ids": "token_ids",
     "return_timing": "timing",
+    "return_prompt_logprobs": "prompt_logprobs",
 }
-#: Flags of the contract that a later version will take; refused rather than ignored.
-_UNSUPPORTED_FLAGS = ("return_cumulative_logprob", "return_logprobs")
 #: Parameters that belong to the protocol; servers and clients may leave them in a request.
 _PROTOCOL_PARAMETERS = (
     "id",
@@ -84,60 +84,8 @@ OUTPUTS = (
     TensorSpec("num_input_tokens", "TYPE_UINT32", (1,)),
     TensorSpec("num_output_tokens", "TYPE_UINT32", (-1,)),
     TensorSpec("timing", "TYPE_STRING", (1,)),
+    TensorSpec("prompt_logprobs", "TYPE_STRING", (1,)),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseOptions:
-    """What a client wants its responses to be."""
-
-    stream: bool = False
-    """Deltas as they come, rather than one response when all is done."""
-    include_prompt: bool = True
-    """The prompt stands before the text."""
-    outputs: frozenset[str] = frozenset()
-    """Names of the outputs to send beside `text_output`."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedRequest:
-    """A request as its client meant it; exactly one of `text`, `token_ids`, `messages` is set."""
-
-    params: SamplingParams
-    scheduling: SchedulingParams
-    options: ResponseOptions
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    messages: Any = None
-    """Decoded JSON; whether these are chat messages is not checked here."""
-    prompt_length: int = 0
-    """Characters of the text or of the JSON, or number of ids: how long reading it may take."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerData:
-    """What one response says of one answer."""
-
-    text: str
-    token_ids: tuple[int, ...] = ()
-    finish_reason: FinishReason | None = None
-    """None while it grows; the reason again in every response after its last."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseData:
-    """The content of one response."""
-
-    answers: tuple[AnswerData, ...]
-    """All n of the request, in order."""
-    num_input_tokens: int
-    timing: SequenceTiming | None = None
-    """On the last response, if it was asked for; of the answer that ended last."""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether nothing follows it."""
-        return all(answer.finish_reason is not None for answer in self.answers)
 
 
 def complete_config(config: AutoCompleteConfig) -> None:
@@ -196,6 +144,11 @@ def encode_response(pb_utils: PbUtils, data: ResponseData, outputs: frozenset[st
     if "finish_reason" in outputs:
         reasons = (answer.finish_reason for answer in answers)
         arrays["finish_reason"] = _strings(reason.value if reason else "" for reason in reasons)
+    if "cumulative_logprob" in outputs:
+        sums = [answer.cumulative_logprob for answer in answers]
+        arrays["cumulative_logprob"] = np.array(sums, np.float32)
+    if "logprobs" in outputs:
+        arrays["logprobs"] = _strings(_json_list(answer.logprobs) for answer in answers)
     if "token_ids" in outputs:
         token_ids = chain.from_iterable(answer.token_ids for answer in answers)
         arrays["token_ids"] = np.fromiter(token_ids, np.int32)
@@ -204,6 +157,8 @@ def encode_response(pb_utils: PbUtils, data: ResponseData, outputs: frozenset[st
     if "num_output_tokens" in outputs:
         counts = [len(answer.token_ids) for answer in answers]
         arrays["num_output_tokens"] = np.array(counts, np.uint32)
+    if data.prompt_logprobs is not None:
+        arrays["prompt_logprobs"] = _strings([_json_list(data.prompt_logprobs)])
     if data.timing is not None:
         arrays["timing"] = _strings([_timing_json(data.timing)])
     return pb_utils.InferenceResponse(
@@ -268,9 +223,6 @@ def _read_timeout(value: Any) -> int:
 
 def _read_options(tensors: Mapping[str, npt.NDArray[Any]]) -> ResponseOptions:
     flags = {name: read_flag(name, tensors, False) for name in ("stream", *_FLAGS)}
-    for name in _UNSUPPORTED_FLAGS:
-        if flags[name]:
-            raise InvalidRequest(f"{name} is not supported yet; leave it out or send false")
     return ResponseOptions(
         stream=flags["stream"],
         include_prompt=not read_flag("exclude_input_in_output", tensors, flags["stream"]),
@@ -280,6 +232,10 @@ def _read_options(tensors: Mapping[str, npt.NDArray[Any]]) -> ResponseOptions:
 
 def _strings(texts: Iterable[str]) -> npt.NDArray[np.object_]:
     return np.array([text.encode() for text in texts], np.object_)
+
+
+def _json_list(items: Iterable[str]) -> str:
+    return f"[{', '.join(items)}]"
 
 
 def _timing_json(timing: SequenceTiming) -> str:

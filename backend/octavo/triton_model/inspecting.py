@@ -12,7 +12,7 @@ from octavo.errors import InvalidRequest
 from octavo.inspection import Inspection
 from octavo.request import FinishReason
 from octavo.request_keys import read_json_object, refused
-from octavo.triton_model.codec import AnswerData, ResponseData, ResponseOptions
+from octavo.triton_model.exchange import AnswerData, ResponseData, ResponseOptions
 from octavo.triton_model.pb_utils import InferenceRequest, ResponseSender
 from octavo.triton_model.tensor_values import read_parameters
 

@@ -5,13 +5,16 @@ Belongs to the thread that answers. Knows nothing of tensors, threads or the eng
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octavo.errors import RequestCancelled
-from octavo.request import FinishReason, Request, SequenceTiming, TokenOutput
+from octavo.request import FinishReason, Request, SequenceTiming, TokenLogprobs, TokenOutput
+from octavo.text.logprobs_text import logprobs_json
 from octavo.text.output_text import OutputText
 from octavo.text.tokenizer import Tokenizer, replace_nul
-from octavo.triton_model.codec import AnswerData, ResponseData, ResponseOptions
+from octavo.triton_model.exchange import AnswerData, ResponseData, ResponseOptions
 from octavo.triton_model.pb_utils import ResponseSender
 
 
@@ -22,6 +25,8 @@ class _Answer:
     output: OutputText
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     is_timed: bool = False
 
@@ -29,12 +34,16 @@ class _Answer:
         delta = self.output.push(output.token_ids, output.finish_reason)
         self.text.append(delta.text)
         self.token_ids += output.token_ids[: delta.num_tokens]
+        logprobs = output.logprobs[: delta.num_tokens]
+        self.logprobs += logprobs
+        self.cumulative_logprob += sum(own.logprob for own, *_ in logprobs)
         self.finish_reason = delta.finish_reason
 
-    def pop(self, prompt: str) -> AnswerData:
+    def pop(self, prompt: str, write: Callable[[TokenLogprobs], str] | None) -> AnswerData:
         text, token_ids = prompt + "".join(self.text), tuple(self.token_ids)
-        self.text, self.token_ids = [], []
-        return AnswerData(text, token_ids, self.finish_reason)
+        logprobs = () if write is None else tuple(map(write, self.logprobs))
+        self.text, self.token_ids, self.logprobs = [], [], []
+        return AnswerData(text, token_ids, self.finish_reason, logprobs, self.cumulative_logprob)
 
 
 def missed_deadline(request: Request) -> RequestCancelled:
@@ -73,6 +82,11 @@ class LiveRequest:
             for _ in range(request.params.n)
         ]
         self._prompt = replace_nul(prompt) if options.include_prompt else ""
+        self._write = functools.partial(logprobs_json, tokenizer)
+        self._wants_logprobs = "logprobs" in options.outputs
+        self._prompt_logprobs: list[str] | None = None
+        if "prompt_logprobs" in options.outputs:
+            self._prompt_logprobs = ["null"]  # nothing stands before the first token
         self._wants_timing = "timing" in options.outputs
         self._timing: SequenceTiming | None = None
         self._has_tokens = False
@@ -88,6 +102,8 @@ class LiveRequest:
         Returns whether the answer ended here although the engine goes on: a stop string was found.
         """
         answer = self._answers[output.index]
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs += map(self._write, output.prompt_logprobs)
         if output.timing is not None:
             # The last to come is of the answer that ran longest, so its parts make up the whole.
             self._timing, answer.is_timed = output.timing, True
@@ -117,10 +133,17 @@ class LiveRequest:
 
     def pop_response(self) -> ResponseData:
         """Return all that waits as one response; the prompt stands before the first."""
-        answers = tuple(answer.pop(self._prompt) for answer in self._answers)
+        write = self._write if self._wants_logprobs else None
+        answers = tuple(answer.pop(self._prompt, write) for answer in self._answers)
         self._prompt = ""
+        scored, self._prompt_logprobs = self._prompt_logprobs, None
         timing = self._timing if self._wants_timing and self._is_timed else None
-        return ResponseData(answers, len(self.request.prompt_token_ids), timing)
+        return ResponseData(
+            answers,
+            len(self.request.prompt_token_ids),
+            timing,
+            None if scored is None else tuple(scored),
+        )
 
     @property
     def _is_timed(self) -> bool:

@@ -13,7 +13,8 @@ from octavo.engine_client import EngineClient, EngineState
 from octavo.errors import EngineError, OctavoError
 from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.admission import admit
-from octavo.triton_model.codec import DecodedRequest, decode_request
+from octavo.triton_model.codec import decode_request
+from octavo.triton_model.exchange import DecodedRequest
 from octavo.triton_model.inspecting import LiveInspection, asks_to_inspect
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import InferenceRequest, PbUtils, ResponseSender
