@@ -108,6 +108,8 @@ def _read_strings(key: str, value: object) -> tuple[str, ...]:
 
 def _read_ints(key: str, value: object) -> tuple[int, ...]:
     items = value if isinstance(value, list | tuple) else [value]
+    if set(map(type, items)) == {int}:  # there may be as many as tokens in a vocabulary
+        return tuple(dict.fromkeys(items))
     return tuple(dict.fromkeys(_read_int(key, item) for item in items))
 
 

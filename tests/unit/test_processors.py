@@ -142,6 +142,29 @@ def test_rows_that_ask_for_nothing_keep_every_bit(make_sequence):
     assert build_sampling_batch([plain, plain], lambda _: frozenset({EOS})).processors is None
 
 
+def test_log_probabilities_are_those_before_any_processor(make_sequence):
+    asking = {"temperature": 0, "logprobs": 3}
+    rules = [
+        {},
+        {"repetition_penalty": 3.0},
+        {"logit_bias": {7: 50.0}},
+        {"allowed_token_ids": [7], "logprobs": 0},
+        {"bad_words_token_ids": ((11,), (12,))},
+    ]
+    row = torch.randn(VOCAB, generator=torch.Generator().manual_seed(3))
+    row[[11, 12, 13]] = torch.tensor([4.0, 5.0, 6.0])
+    sequences = [make_sequence("a", [13, 11], **{**asking, **values}) for values in rules]
+    batch = build_sampling_batch(sequences, lambda _: frozenset())
+    tokens = sample(row.repeat(len(rules), 1), batch).tokens()
+    assert [token.token_id for token in tokens] == [13, 12, 7, 7, 13]
+    exact = row.double().log_softmax(-1)
+    for token, count in zip(tokens, (3, 3, 3, 0, 3), strict=True):
+        best = dict.fromkeys([token.token_id, *[13, 12, 11][:count]])
+        assert [each.token_id for each in token.logprobs] == list(best)
+        for each in token.logprobs:
+            assert each.logprob == pytest.approx(exact[each.token_id].item(), abs=1e-5)
+
+
 def test_long_histories_are_not_read_again(make_sequence):
     class CountedList(list):
         num_read = 0
