@@ -40,6 +40,9 @@ KINDS: dict[str, dict[str, Any]] = {
         "logit_bias": dict.fromkeys(range(1000, 1300), 1.0),
         "allowed_token_ids": list(range(1000, 40_000)),
     },
+    "logprobs 0": {"temperature": 0, "logprobs": 0},
+    "logprobs 5": {"temperature": 0, "logprobs": 5},
+    "logprobs 20, top-k, top-p": {**FILTERS, "logprobs": 20},
 }
 
 

@@ -47,6 +47,36 @@ def test_a_stop_string_ends_its_own_answer_alone(llm):
         assert answer.timing.decode_s > 0.0
 
 
+def test_answers_and_prompts_are_told_of_their_tokens(llm):
+    params = SamplingParams(n=2, seed=3, max_tokens=5, logprobs=2, prompt_logprobs=1)
+    (completion,) = llm.generate(PROMPT, params)
+    assert completion.logprobs == completion.answers[0].logprobs
+    for answer in completion.answers:
+        assert tuple(own.token_id for own, *_ in answer.logprobs) == answer.token_ids
+        total = sum(own.logprob for own, *_ in answer.logprobs)
+        assert answer.cumulative_logprob == total < 0.0
+    first, *places = completion.prompt_logprobs
+    assert first is None
+    assert tuple(own.token_id for own, *_ in places) == completion.prompt_token_ids[1:]
+    (plain,) = llm.generate(PROMPT, SamplingParams(max_tokens=1))
+    assert (plain.logprobs, plain.prompt_logprobs) == ((), None)
+    assert plain.answers[0].cumulative_logprob == 0.0
+
+
+def test_a_stop_string_cuts_log_probabilities_with_the_tokens(llm):
+    params = {"temperature": 0, "max_tokens": 12, "logprobs": 1}
+    (whole,) = llm.generate(PROMPT, SamplingParams(**params))
+    (stopped,) = llm.generate(PROMPT, SamplingParams(**params, stop="14"))
+    assert 0 < len(stopped.token_ids) < len(whole.token_ids)
+    assert stopped.logprobs == whole.logprobs[: len(stopped.token_ids)]
+
+
+@pytest.mark.parametrize("key", ["logprobs", "prompt_logprobs"])
+def test_more_log_probabilities_than_the_engine_reports_are_refused(llm, key):
+    with pytest.raises(InvalidRequest, match=f"^{key} is 21 but must be an integer from 0 to 20"):
+        llm.generate(PROMPT, SamplingParams(**{key: 21}))
+
+
 def test_salts_keep_caches_apart(llm):
     params = SamplingParams(max_tokens=1)
     cached = [

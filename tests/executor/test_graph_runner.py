@@ -36,22 +36,29 @@ def make_requests() -> list[Request]:
         Request(
             str(index),
             tuple((13 * index + 5 * i) % 97 for i in range(2 + 7 * index % 40)),
-            SamplingParams(seed=index, max_tokens=3 + 2 * index, logprobs=3, **kinds[index % 4]),
+            SamplingParams(
+                seed=index,
+                max_tokens=3 + 2 * index,
+                logprobs=3,
+                prompt_logprobs=2 if index % 3 else None,
+                **kinds[index % 4],
+            ),
         )
         for index in range(10)
     ]
 
 
-def answer(runner, **options) -> dict[tuple[str, int], list[tuple[int, float]]]:
-    """Run all requests; return the tokens and log-probabilities of each answer."""
+def answer(runner, **options) -> dict[tuple[str, int], list[tuple]]:
+    """Run all requests; return what is told of the prompts, and of the tokens of each answer."""
     engine = Engine(EngineConfig("model", block_size=8, **OPTIONS, **options), runner)
     for request in make_requests():
         engine.add(request)
-    answers: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    answers: dict[tuple[str, int], list[tuple]] = {}
     while engine.has_unfinished:
         for output in engine.step().outputs:
             pairs = zip(output.token_ids, output.logprobs, strict=True)
-            answers.setdefault((output.request_id, output.index), []).extend(pairs)
+            told = answers.setdefault((output.request_id, output.index), [])
+            told += [*output.prompt_logprobs, *pairs]
     engine.check_integrity()
     return answers
 

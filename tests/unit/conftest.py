@@ -10,7 +10,7 @@ import pytest
 
 from octavo.cache.block_copies import BlockPair
 from octavo.cache.kv_cache_manager import KVCacheManager
-from octavo.request import SequenceTiming, TokenLogprobs, TokenOutput
+from octavo.request import SequenceTiming, TokenLogprob, TokenLogprobs, TokenOutput
 from octavo.scheduler.admission import SchedulerLimits
 from octavo.scheduler.output import SampledToken, SchedulerOutput
 from octavo.scheduler.policy import make_policy
@@ -165,7 +165,12 @@ class SchedulerDriver:
         for sequence in output.sampling:
             del self.memory.drawn[sequence][0]
         sampled = tuple(map(self._sampled, output.sampling, drawn))
-        outputs = self.scheduler.update(output, sampled, self.now_s)
+        scores = [
+            (TokenLogprob(token_id, -1.0, 1),)
+            for prompt in output.scored
+            for token_id in prompt.token_ids
+        ]
+        outputs = self.scheduler.update(output, sampled, self.now_s, scores)
         for each in outputs:
             if each.timing is not None:
                 self.timings[_name(each)] = each.timing
