@@ -20,9 +20,13 @@ from octavo.config import EngineConfig
 from octavo.errors import EngineDead, InvalidRequest
 from octavo.executor.model_runner import ModelRunner
 from octavo.executor.prompt_scores import PromptScores
+from octavo.grammar.compiler import GrammarCompiler
+from octavo.grammar.vocabulary import load_vocabulary
+from octavo.grammar_gate import GrammarGate
 from octavo.inspection import Inspection, inspect_scheduler
 from octavo.request import EngineInfo, FinishReason, Request, StepOutput, StepStats, TokenOutput
 from octavo.sampling.batch import build_sampling_batch
+from octavo.sampling.grammar_masks import GrammarMasks
 from octavo.sampling.sampler import DrawnTokens, sample
 from octavo.scheduler.admission import SchedulerLimits
 from octavo.scheduler.ending import last_outputs
@@ -31,6 +35,10 @@ from octavo.scheduler.policy import make_policy
 from octavo.scheduler.preemption import PreemptionCosts
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sequence import Sequence
+
+#: A step that has nothing to do but to wait for a grammar waits at most this long, so that aborts
+#: and deadlines are heeded meanwhile.
+GRAMMAR_WAIT_S = 0.02
 
 
 class Runner(Protocol):
@@ -102,6 +110,8 @@ class Engine:
             max_logprobs=config.max_logprobs,
         )
         self.scheduler = _make_scheduler(config, runner)
+        self._gate = _make_gate(config, runner)
+        self._masks = GrammarMasks()
         self._runner = runner
         self._clock = clock
         self._copies = BlockCopies()
@@ -122,8 +132,8 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a step has anything to do."""
-        return self.scheduler.has_unfinished
+        """Whether a step has anything to do, be it to wait for a grammar."""
+        return self.scheduler.has_unfinished or bool(len(self._gate))
 
     def add(self, request: Request) -> None:
         """Queue a request whose parameters are resolved; nothing else notices a refusal.
@@ -133,13 +143,19 @@ class Engine:
             QueueFull: too much waits already.
         """
         vocab_size = self.info.vocab_size
+        self._gate.check_id(request.request_id)
         request.params.check_vocabulary(vocab_size)
         for token_id in request.prompt_token_ids:
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequest(
                     f"the prompt holds token id {token_id} but ids must be in [0, {vocab_size - 1}]"
                 )
-        self.scheduler.add(Sequence(request))
+        sequence = Sequence(request)
+        if request.params.structured_outputs is None:
+            self.scheduler.add(sequence)
+            return
+        self.scheduler.check(sequence)
+        self._gate.add(sequence)
 
     def abort(
         self,
@@ -151,7 +167,8 @@ class Engine:
 
         Returns a last output, without tokens, of each answer that was still live.
         """
-        ended = self.scheduler.finish(request_id, reason, index)
+        ended = self._gate.end(request_id, reason)
+        ended += self.scheduler.finish(request_id, reason, index)
         return tuple(last_outputs(ended, self._clock()))
 
     def step(self) -> StepOutput:
@@ -165,21 +182,31 @@ class Engine:
         """
         if self._copies:
             raise EngineDead("an earlier step failed while it copied blocks; load the model again")
+        outputs = self._let_in()
         self.scheduler.resume(self._runner.arrived(), self._clock())
         scheduled = self.scheduler.schedule(self._clock())
         self._under_way.append(self._launch(scheduled))
         num_ahead = self._num_ahead(scheduled)
-        outputs: list[TokenOutput] = []
         while len(self._under_way) > num_ahead:
             outputs += self._land(self._under_way.popleft())
         return StepOutput(tuple(outputs), self._count(scheduled, outputs))
 
+    def _let_in(self) -> list[TokenOutput]:
+        """Queue requests whose grammars are compiled; wait for one if there is nothing else."""
+        timeout_s = 0.0 if self.scheduler.has_unfinished else GRAMMAR_WAIT_S
+        return self._gate.let_in(self.scheduler.add, self._clock(), timeout_s)
+
     def _launch(self, scheduled: SchedulerOutput) -> _Flight:
         self._copies = scheduled.copies
+        masks = self._masks.start(scheduled.sampling)
         logits = self._runner.execute(scheduled, self._drawn)
         scores = self._runner.pop_scores() if scheduled.scored else None
         self._copies = BlockCopies()
-        batch = build_sampling_batch(scheduled.sampling, self.scheduler.stopping.ending_token_ids)
+        batch = build_sampling_batch(
+            scheduled.sampling,
+            self.scheduler.stopping.ending_token_ids,
+            None if masks is None else masks.result(),
+        )
         drawn = sample(logits, batch)
         self._drawn = drawn.token_ids
         self.scheduler.advance(scheduled)
@@ -219,7 +246,7 @@ class Engine:
         self._stats = StepStats(
             step=last.step + bool(scheduled.scheduled),
             num_running=len({each.request_id for each in scheduler.running}),
-            num_waiting=scheduler.waiting.num_requests,
+            num_waiting=scheduler.waiting.num_requests + len(self._gate),
             num_blocks=cache.num_blocks,
             num_free_blocks=cache.num_free_blocks,
             num_scheduled_tokens=num_scheduled,
@@ -238,6 +265,12 @@ class Engine:
             num_tokens_refused_total=scheduler.admission.num_tokens_refused,
         )
         return self._stats
+
+
+def _make_gate(config: EngineConfig, runner: Runner) -> GrammarGate:
+    tokenizer, eos_token_ids = config.tokenizer or config.model, tuple(runner.eos_token_ids)
+    compiler = GrammarCompiler(lambda: load_vocabulary(tokenizer, eos_token_ids))
+    return GrammarGate(compiler, config.max_num_queued_requests)
 
 
 def _make_scheduler(config: EngineConfig, runner: Runner) -> Scheduler:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
-from octavo.errors import OctavoError, QueueFull
+from octavo.errors import InvalidRequest, OctavoError, QueueFull
 from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar.matcher import GrammarMatcher
 from octavo.request import FinishReason, TokenOutput
@@ -35,8 +35,10 @@ class GrammarGate:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._waiting
+    def check_id(self, request_id: str) -> None:
+        """Raise InvalidRequest if a request of that id waits here."""
+        if request_id in self._waiting:
+            raise InvalidRequest(f"request id {request_id!r} is already in use")
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its grammar, whose compilation begins.
@@ -45,9 +47,10 @@ class GrammarGate:
             QueueFull: too many wait already.
         """
         if self._max_requests is not None and len(self) >= self._max_requests:
+            who = "1 request waits" if len(self) == 1 else f"{len(self):,} requests wait"
             raise QueueFull(
-                f"{len(self):,} requests wait for their grammars and max_num_queued_requests is "
-                f"{self._max_requests:,}; send the request again later"
+                f"{who} for a grammar and max_num_queued_requests is {self._max_requests:,}; "
+                "send the request again later"
             )
         wanted = sequence.params.structured_outputs
         assert wanted is not None, "there is nothing to compile"

@@ -15,6 +15,7 @@ from typing import Any
 from octavo.errors import InvalidRequest, shown
 from octavo.request_keys import check_range, read_value
 from octavo.scheduling_params import SCHEDULING_KEYS
+from octavo.structured_outputs import StructuredOutputs
 
 MAX_N = 128
 MAX_BEAM_WIDTH = 64
@@ -32,7 +33,7 @@ _INT32_MAX = 2**31 - 1
 _POSITIVE = f"an integer from 1 to {_INT32_MAX:,}"
 
 #: Keys of the contract that a later version will take; refused rather than ignored.
-UNSUPPORTED_KEYS = frozenset("""structured_outputs lora_name""".split())
+UNSUPPORTED_KEYS = frozenset("""lora_name""".split())
 
 #: What may stand beside beams of keys that would change nothing of them, or their scores.
 _VALUES_WITH_BEAMS: dict[str, tuple[object, ...]] = {
@@ -46,6 +47,7 @@ _VALUES_WITH_BEAMS: dict[str, tuple[object, ...]] = {
     "logit_bias": ((),),
     "allowed_token_ids": (None,),
     "bad_words": ((),),
+    "structured_outputs": (None,),
     "seed": (None,),
     "stop": ((),),
 }
@@ -108,10 +110,13 @@ class SamplingParams:
     likeliest tokens beside; 0 to `max_logprobs`."""
     prompt_logprobs: int | None = None
     """The same of each prompt token but the first. The prompt is then always computed."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that the answer must have; given as an object with one of the keys `json`, `regex`,
+    `choice`, `grammar` and `json_object`."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = read_value(field.name, str(field.type), getattr(self, field.name))
+            value = _read(field.name, str(field.type), getattr(self, field.name))
             object.__setattr__(self, field.name, value)
         check_range("n", self.n, 1, MAX_N, f"an integer from 1 to {MAX_N}")
         check_range("temperature", self.temperature, 0.0, 1e6, "a number in [0, 1,000,000]")
@@ -259,6 +264,12 @@ class SamplingParams:
             if key not in _KNOWN and key not in UNSUPPORTED_KEYS:
                 raise InvalidRequest(_unknown_key(key[:64]))
         return cls(**{key: values[key] for key in _KEYS if values.get(key) is not None})
+
+
+def _read(key: str, kind: str, value: object) -> object:
+    if kind == "StructuredOutputs | None":
+        return None if value is None else StructuredOutputs.from_value(key, value)
+    return read_value(key, kind, value)
 
 
 def _check_strings(key: str, strings: tuple[str, ...], most: int, most_characters: int) -> None:

@@ -11,6 +11,7 @@ import sys
 
 from octavo.beam_search import BeamSearch
 from octavo.cache.block_hash import BlockKey
+from octavo.grammar.matcher import GrammarMatcher
 from octavo.request import FinishReason, Request, SequenceTiming
 from octavo.sampling.token_rules import TokenRules, make_token_rules
 
@@ -53,6 +54,7 @@ class Sequence:
         "block_table",
         "clock",
         "finish_reason",
+        "grammar",
         "host_table",
         "index",
         "max_num_tokens",
@@ -119,6 +121,8 @@ class Sequence:
         """What its parameters say of single tokens, if anything; its own, and updated by draws."""
         self.needs_names = self.rules is not None and self.rules.reads_tokens
         """Whether its next token depends on the ids of those before by more than the model."""
+        self.grammar: GrammarMatcher | None = None
+        """Where it stands in the form that it must have, if any."""
         self.num_logprobs = request.params.logprobs
         """Most likely tokens that it wants told beside each that it draws; None: not even that."""
         self.search: BeamSearch | None = None
@@ -182,11 +186,20 @@ class Sequence:
         """Give the first pending token its id."""
         self.token_ids[-self.num_pending_tokens] = token_id
         self.num_pending_tokens -= 1
+        if self.grammar is not None:
+            self.grammar.advance(token_id)
+
+    def follow(self, grammar: GrammarMatcher) -> None:
+        """Have all tokens to come follow a grammar, which nobody else follows."""
+        self.grammar = grammar
+        self.needs_names = True
 
     def fork(self, index: int) -> Sequence:
         """Return another answer that begins with the tokens known now, without blocks."""
         fork = Sequence(self.request, self.rules and self.rules.fork())
         fork.index = index
+        if self.grammar is not None:
+            fork.follow(self.grammar.fork())
         fork.token_ids = list(self.token_ids)
         fork.block_keys = list(self.block_keys)
         fork.num_pending_tokens = self.num_pending_tokens

@@ -8,11 +8,10 @@ which shared one would end each other. Knows nothing of requests.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from llguidance import LLTokenizer
 
@@ -102,7 +101,7 @@ def _num_bytes(wanted: StructuredOutputs) -> int:
 
 
 class GrammarCompiler:
-    """Compiles on a few threads, which start when they are needed.
+    """Compiles on threads that start when they are needed, and end with it.
 
     Args:
         load_vocabulary: called by the first compilation, and again if it failed.
@@ -118,38 +117,26 @@ class GrammarCompiler:
         self._forms = FormCache(translate)
         self._vocabulary: LLTokenizer | None = None
         self._loading = threading.Lock()
-        self._asked: queue.SimpleQueue[tuple[StructuredOutputs, Future[GrammarMatcher]]]
-        self._asked = queue.SimpleQueue()
-        self._num_threads = 0
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "grammar-compiler")
 
     def start(self, wanted: StructuredOutputs) -> Future[GrammarMatcher]:
         """Begin to compile a form, and return what will hold the matcher or an OctavoError."""
-        matcher: Future[GrammarMatcher] = Future()
-        self._asked.put((wanted, matcher))
-        if self._num_threads < NUM_THREADS:
-            self._num_threads += 1
-            # Daemons, for the library's work cannot be ended and must not hold up an exit.
-            threading.Thread(target=self._work, name="grammar-compiler", daemon=True).start()
-        return matcher
-
-    def _work(self) -> None:
-        while True:
-            wanted, matcher = self._asked.get()
-            if not matcher.set_running_or_notify_cancel():
-                continue
-            try:
-                matcher.set_result(self._compile(wanted))
-            except OctavoError as error:
-                matcher.set_exception(error)
-            except Exception:
-                logger.exception("a grammar could not be compiled")
-                matcher.set_exception(EngineError("structured_outputs could not be compiled"))
+        return self._threads.submit(self._compile, wanted)
 
     def _compile(self, wanted: StructuredOutputs) -> GrammarMatcher:
-        grammar = self._forms.grammar_of(wanted)
+        try:
+            grammar = self._forms.grammar_of(wanted)
+            vocabulary = self._load()
+            matcher = make_matcher(wanted, grammar, vocabulary)
+        except OctavoError:
+            raise
+        except Exception:
+            logger.exception("a grammar could not be compiled")
+            raise EngineError("structured_outputs could not be compiled") from None
+        return GrammarMatcher(matcher, vocabulary.vocab_size, f"structured_outputs.{wanted.kind}")
+
+    def _load(self) -> LLTokenizer:
         with self._loading:
             if self._vocabulary is None:
                 self._vocabulary = self._load_vocabulary()
-        vocabulary = self._vocabulary
-        matcher = make_matcher(wanted, grammar, vocabulary)
-        return GrammarMatcher(matcher, vocabulary.vocab_size, f"structured_outputs.{wanted.kind}")
+            return self._vocabulary

@@ -41,8 +41,7 @@ class GrammarMatcher:
         """Why no token is allowed any more, if the grammar was too much work on the way."""
         if not self._matcher.is_error():
             return None
-        reason = self._matcher.get_error().partition("\n")[0][:500]
-        return f"{self._name} cannot be followed any further: {reason}"
+        return f"{self._name} cannot be followed any further: {reason_of(self._matcher)}"
 
     def fork(self) -> GrammarMatcher:
         """Return a matcher that stands at the same place, and goes on by itself."""
@@ -55,6 +54,12 @@ class GrammarMatcher:
         allows_end_only = self._matcher.is_stopped()
         self._matcher.consume_token(token_id)
         self.is_over = allows_end_only or self._matcher.stop_reason() == "EndOfSentence"
+
+
+def reason_of(matcher: LLMatcher) -> str:
+    """Return why a matcher allows no token any more, in one line that a client may see."""
+    reason = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+    return "no answer follows it" if reason.startswith("NoExtension") else reason[:500]
 
 
 def fill_masks(matchers: Sequence[GrammarMatcher], executor: LLExecutor) -> npt.NDArray[np.int32]:

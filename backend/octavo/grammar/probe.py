@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from octavo.errors import InvalidRequest
+from octavo.grammar.matcher import reason_of
 from octavo.grammar.translation import make_matcher, not_compiled, translate
 from octavo.interpreter import find_interpreter, package_path
 from octavo.structured_outputs import StructuredOutputs
@@ -81,7 +82,7 @@ def follow(matcher: LLMatcher, num_tokens: int) -> str:
             shift + (later & -later).bit_length() - 1 if later else (mask & -mask).bit_length() - 1
         )
         matcher.consume_token(byte)
-    return matcher.get_error() if matcher.is_error() else ""
+    return reason_of(matcher) if matcher.is_error() else ""
 
 
 def main() -> int:

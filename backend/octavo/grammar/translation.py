@@ -8,6 +8,7 @@ from __future__ import annotations
 from llguidance import GrammarFormat, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from octavo.errors import InvalidRequest
+from octavo.grammar.matcher import reason_of
 from octavo.structured_outputs import StructuredOutputs
 
 #: About 4 ms of compilation, 15 ms of a step, and 100 MB of states of one grammar; thousands of
@@ -39,9 +40,7 @@ def make_matcher(wanted: StructuredOutputs, grammar: str, vocabulary: LLTokenize
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise not_compiled(wanted, matcher.get_error())
-    if matcher.is_stopped() and not matcher.is_accepting():
-        raise not_compiled(wanted, "no answer follows it")
+        raise not_compiled(wanted, reason_of(matcher))
     return matcher
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.sampling.logprobs import LogprobRows, build_logprob_rows
-from octavo.sampling.processor_rows import ProcessorRows, build_processor_rows
+from octavo.sampling.processor_rows import MaskedRows, ProcessorRows, build_processor_rows
 from octavo.sampling.random import fork_seeds
 from octavo.sequence import Sequence
 
@@ -46,17 +46,20 @@ class SamplingBatch:
 
 
 def build_sampling_batch(
-    sequences: Rows[Sequence], ending_token_ids: Callable[[Sequence], frozenset[int]]
+    sequences: Rows[Sequence],
+    ending_token_ids: Callable[[Sequence], frozenset[int]],
+    grammar: MaskedRows | None = None,
 ) -> SamplingBatch:
     """Collect the sampling parameters of `sequences`, one row each, in order.
 
+    `grammar` has the masks of those that follow one.
     Mutates what sequences with penalties have seen: it takes in their new tokens.
     """
     return SamplingBatch(
         num_rows=len(sequences),
         random=None if all(s.params.greedy for s in sequences) else _random_rows(sequences),
         logprobs=build_logprob_rows(sequences),
-        processors=build_processor_rows(sequences, ending_token_ids),
+        processors=build_processor_rows(sequences, ending_token_ids, grammar),
     )
 
 

@@ -63,10 +63,13 @@ class ProcessorRows:
     penalties: PenalizedRows | None = None
     banned: BannedPairs | None = None
     masks: MaskedRows | None = None
+    grammar: MaskedRows | None = None
 
 
 def build_processor_rows(
-    sequences: Rows[Sequence], ending_token_ids: Callable[[Sequence], frozenset[int]]
+    sequences: Rows[Sequence],
+    ending_token_ids: Callable[[Sequence], frozenset[int]],
+    grammar: MaskedRows | None = None,
 ) -> ProcessorRows | None:
     """Collect what `sequences` say of tokens, one row each, in order; None if that is nothing.
 
@@ -76,16 +79,35 @@ def build_processor_rows(
         (row, s) for row, s in enumerate(sequences) if s.num_output_tokens < s.params.min_tokens
     ]
     ruled = [(row, s, s.rules) for row, s in enumerate(sequences) if s.rules is not None]
-    if not held_open and not ruled:
+    if not held_open and not ruled and grammar is None:
         return None
     banned = [(row, sorted(ending_token_ids(s))) for row, s in held_open]
+    if grammar is not None:
+        banned = _without_only_ways(banned, grammar)
     banned += [(row, r.banned.after(s.token_ids)) for row, s, r in ruled if r.banned is not None]
     return ProcessorRows(
         _biased([(row, *r.biases) for row, _, r in ruled if r.biases is not None]),
         _penalized([(row, s, r.seen) for row, s, r in ruled if r.seen is not None]),
         _banned([(row, ids) for row, ids in banned if ids]),
         _masked([(row, r.allowed) for row, _, r in ruled if r.allowed is not None]),
+        grammar,
     )
+
+
+def _without_only_ways(
+    banned: list[tuple[int, list[int]]], grammar: MaskedRows
+) -> list[tuple[int, list[int]]]:
+    """Leave out the rows whose grammar allows nothing but what is banned: these must end."""
+    masks = dict(zip(grammar.rows.tolist(), grammar.bitmask, strict=True))
+    return [(row, ids) for row, ids in banned if row not in masks or _allows_more(masks[row], ids)]
+
+
+def _allows_more(mask: npt.NDArray[np.int32], token_ids: list[int]) -> bool:
+    rest = mask.copy()
+    for token_id in token_ids:
+        if token_id < 32 * len(rest):
+            rest.view(np.uint32)[token_id // 32] &= ~np.uint32(1 << token_id % 32)
+    return bool(rest.any())
 
 
 def _biased(

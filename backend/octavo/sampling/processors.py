@@ -9,7 +9,7 @@ as far as it has the same:
     3  frequency_penalty, presence_penalty     OpenAI's
     4  bad_words                               NoBadWordsLogitsProcessor
     5  min_tokens                              MinNewTokensLengthLogitsProcessor
-    6  allowed_token_ids                       PrefixConstrainedLogitsProcessor
+    6  allowed_token_ids, structured_outputs   PrefixConstrainedLogitsProcessor
     7  temperature, top_k, top_p, min_p        octavo_kernels.sample
 
 What is ruled out stays at -infinity, so that 4 to 6 may be done in any order. Where nothing is left
@@ -36,6 +36,8 @@ def apply_processors(logits: torch.Tensor, asked: ProcessorRows) -> None:
         _ban(logits, asked.banned)
     if asked.masks is not None:
         _mask(logits, asked.masks)
+    if asked.grammar is not None:
+        _mask(logits, asked.grammar)
 
 
 def _add_biases(logits: torch.Tensor, biased: BiasedTokens) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from octavo.cache.kv_cache_manager import KVCacheManager
-from octavo.errors import EngineError
+from octavo.errors import EngineError, InvalidRequest, OctavoError
 from octavo.request import FinishReason, TokenLogprobs, TokenOutput
 from octavo.scheduler.beams import Beams
 from octavo.scheduler.ending import Ending, last_outputs
@@ -83,7 +83,7 @@ class Landing:
         """End a request for which nothing can be drawn, and publish nothing of the step."""
         sequence.num_steps_under_way -= 1
         ended = self._ending.end_request(sequence.request_id, FinishReason.ERROR)
-        return last_outputs(ended, now_s, EngineError(_why_nothing(sequence)))
+        return last_outputs(ended, now_s, _why_nothing(sequence))
 
     def _name(self, sequence: Sequence, token: SampledToken, now_s: float) -> TokenOutput:
         sequence.name_token(token.token_id)
@@ -100,13 +100,16 @@ class Landing:
         )
 
 
-def _why_nothing(sequence: Sequence) -> str:
+def _why_nothing(sequence: Sequence) -> OctavoError:
     """Return why no token can be drawn, as far as a sequence's parameters tell."""
+    if sequence.grammar is not None and sequence.grammar.error is not None:
+        return InvalidRequest(sequence.grammar.error)
     params = sequence.params
     num_output_tokens = sequence.num_named_tokens - sequence.num_prompt_tokens
     possible = {
         "allowed_token_ids": params.allowed_token_ids,
         "bad_words": params.bad_words,
+        "structured_outputs": params.structured_outputs,
         "min_tokens": num_output_tokens < params.min_tokens,
     }
     keys = [key for key, rules_out in possible.items() if rules_out]

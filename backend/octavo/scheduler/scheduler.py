@@ -89,8 +89,8 @@ class Scheduler:
         seated = (s for s in self.seating if s.status is not SequenceStatus.FINISHED)
         return chain(seated, self.waiting)
 
-    def add(self, sequence: Sequence) -> None:
-        """Put a new sequence into the queue.
+    def check(self, sequence: Sequence) -> None:
+        """Refuse what `add` would refuse now.
 
         Raises:
             InvalidRequest: a live request has the same id, the prompt is empty, or n is too large.
@@ -101,6 +101,14 @@ class Scheduler:
             raise InvalidRequest(f"request id {sequence.request_id!r} is already in use")
         self.admission.check_possible(sequence)
         self.admission.check_queue(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a new sequence into the queue.
+
+        Raises:
+            RequestError, QueueFull: as `check` does.
+        """
+        self.check(sequence)
         sequence.max_num_tokens = min(
             self.stopping.max_num_tokens(sequence), self.admission.room_of(sequence)
         )

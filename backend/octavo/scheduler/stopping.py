@@ -38,4 +38,6 @@ class StopRule:
             return FinishReason.STOP
         if token_id in self._eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP
+        if sequence.grammar is not None and sequence.grammar.is_over:
+            return FinishReason.STOP
         return FinishReason.LENGTH if num_tokens >= sequence.max_num_tokens else None
