@@ -23,7 +23,7 @@ import triton.language as tl
 
 from octavo_kernels._attention_launch import (
     AttentionConfig,
-    attention_configs,
+    choose_attention,
     choose_lanes,
     num_query_blocks,
     rows_for,
@@ -32,6 +32,7 @@ from octavo_kernels._launch import Architecture
 from octavo_kernels._triton.ahead_of_time import KernelCase
 
 _LOG2E = 1.4426950408889634
+_COMPILED_HEADS = (64, 96, 128, 256)  # each configuration's longest, and one that is padded
 
 
 @triton.jit
@@ -355,12 +356,13 @@ def kernel_cases(capability: Architecture, dtype: str) -> Iterator[KernelCase]:
     types = [tensor, *["*fp32"] * 2, *[tensor] * 3, "*fp32", *[index] * 3, *["i32"] * 8]
     types += ["fp32", "fp32", "i32"]
     element_bytes = 4 if dtype == "fp32" else 2
-    for head_dim, config in attention_configs(element_bytes, capability).items():
+    for head_dim in _COMPILED_HEADS:
+        config = choose_attention(head_dim, element_bytes, capability)
         for merges, features in ((1, 0), (1, 1), (0, 0)):
             constants = {
                 "GROUP": 4,
                 "HEAD_DIM": head_dim,
-                "PADDED_DIM": head_dim,
+                "PADDED_DIM": padded_dim(head_dim),
                 "BLOCK_SIZE": 16,
                 "ROWS": config.rows,
                 "TILE": config.tile,
