@@ -103,6 +103,9 @@ def _apply_rope(
         return
     library = library_for(q)
     if library is None:
+        outside = (positions < 0) | (positions >= len(cos_sin))
+        if q.device.type == "cpu" and outside.any():
+            raise position_error("apply_rope", int(positions[outside][0]), len(cos_sin))
         q_turned, k_turned = apply_rope_reference(q, k, positions, cos_sin, interleaved=interleaved)
         q_out.copy_(q_turned)
         k_out.copy_(k_turned)

@@ -80,7 +80,7 @@ def test_out_is_filled_and_returned(dtype, make_poisoned):
 @pytest.mark.parametrize("position", [-1, 8])
 def test_a_position_outside_the_table_is_refused(position, dtype):
     q = torch.ones(2, 1, 4, dtype=dtype)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=f"position {position} is outside the 8 of cos_sin"):
         apply_rope(q, q.clone(), torch.tensor([0, position]), make_table(8, 4))
 
 
