@@ -29,6 +29,17 @@ TEXT = Path(__file__).parents[1] / "LICENSE"
 BLOCK_SIZE = 16
 FILTERS = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
 PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.2}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string"},
+        "clauses": {"type": "array", "items": {"type": "string"}, "minItems": 100},
+        "year": {"type": "integer"},
+    },
+    "required": ["title", "clauses", "year"],
+    "additionalProperties": False,
+}
+"""Too long an answer to end while it is timed."""
 GREEDY = "greedy"
 KINDS: dict[str, dict[str, Any]] = {
     GREEDY: {"temperature": 0},
@@ -43,6 +54,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "logprobs 0": {"temperature": 0, "logprobs": 0},
     "logprobs 5": {"temperature": 0, "logprobs": 5},
     "logprobs 20, top-k, top-p": {**FILTERS, "logprobs": 20},
+    "JSON schema": {"temperature": 0, "structured_outputs": {"json": SCHEMA}},
+    "JSON schema, top-k, top-p": {**FILTERS, "structured_outputs": {"json": SCHEMA}},
 }
 
 
