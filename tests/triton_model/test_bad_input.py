@@ -28,6 +28,7 @@ POSITIVE = "an integer from 1 to 2,147,483,647"
 TEMPERATURE = "a number in [0, 1,000,000]"
 TOP_K = f"-1 or 0 (all) or {POSITIVE}"
 STRINGS = "a string or a list of strings"
+FORMS = "json, regex, choice, grammar, json_object"
 
 #: JSON of a key's value, and what the message says of it.
 KEYS: dict[str, list[tuple[str, str]]] = {
@@ -118,6 +119,13 @@ KEYS: dict[str, list[tuple[str, str]]] = {
     "temprature": [("1", "unknown sampling parameter 'temprature'; did you mean 'temperature'?")],
     "Max_Tokens": [("null", "unknown sampling parameter 'Max_Tokens'; did you mean 'max_tokens'?")],
     "qqqq": [("1", "unknown sampling parameter 'qqqq' (known: allowed_token_ids, bad_words, ")],
+    "structured_outputs": [
+        ("5", f"structured_outputs is 5 but must be an object with one of {FORMS}"),
+        ('"{}"', f"structured_outputs has none of them but must have one of {FORMS}"),
+        ('{"regx": "a"}', f"structured_outputs has key 'regx' but allowed are {FORMS}"),
+        ('{"choice": []}', "structured_outputs.choice is [] but must be a list of at least one"),
+        ('{"json": "{"}', "structured_outputs.json is not valid JSON: "),
+    ],
     "logprobs": [
         ("21", "logprobs is 21 but must be an integer from 0 to 20 (max_logprobs)"),
         ("-1", "logprobs is -1 but must be an integer of at least 0"),

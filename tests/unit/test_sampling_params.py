@@ -13,6 +13,7 @@ import pytest
 from octavo import sampling_params
 from octavo.errors import InvalidRequest
 from octavo.sampling_params import UNSUPPORTED_KEYS, SamplingParams
+from octavo.structured_outputs import StructuredOutputs
 
 INT = "an integer"
 POSITIVE = "an integer from 1 to 2,147,483,647"
@@ -21,6 +22,9 @@ SEED = "a signed 64-bit integer"
 IDS = "token ids in [0, 2,147,483,647]"
 REPETITION = "a number in [0.000001, 1,000,000]"
 BIASES = "an object of token ids and biases"
+FORM = "json, regex, choice, grammar, json_object"
+FORM_SIZE = "bytes but at most 262,144 may be"
+form = StructuredOutputs
 
 GOOD = [
     ("n", "3", 3),
@@ -57,6 +61,15 @@ GOOD = [
     ("bad_words", [" b", "a", " b"], (" b", "a")),
     ("bad_words", [], ()),
     ("bad_words", ["x" * 16_384], ("x" * 16_384,)),
+    ("structured_outputs", {"json": {"b": 1, "a": 2}}, form("json", '{"b":1,"a":2}')),
+    ("structured_outputs", '{"json": "{ }", "regex": null}', form("json", "{}")),
+    ("structured_outputs", {"regex": "[a-z]é"}, form("regex", "[a-z]é")),
+    ("structured_outputs", {"choice": "yes"}, form("choice", '["yes"]')),
+    ("structured_outputs", {"choice": ["b", "a", "b"]}, form("choice", '["b", "a"]')),
+    ("structured_outputs", {"grammar": 'root ::= "a"'}, form("grammar", 'root ::= "a"')),
+    ("structured_outputs", {"json_object": "true"}, form("json_object", "")),
+    ("structured_outputs", {"regex": "x" * 262_144}, form("regex", "x" * 262_144)),
+    ("structured_outputs", form("regex", "a"), form("regex", "a")),
     ("logprobs", 0, 0),
     ("logprobs", "5", 5),
     ("prompt_logprobs", 20.0, 20),
@@ -81,6 +94,76 @@ GOOD = [
 ]
 
 BAD = [
+    ("structured_outputs", 5, f"structured_outputs is 5 but must be an object with one of {FORM}"),
+    ("structured_outputs", "{", "structured_outputs is not valid JSON: "),
+    ("structured_outputs", "[]", "structured_outputs must be a JSON object, not list"),
+    ("structured_outputs", {}, f"structured_outputs has none of them but must have one of {FORM}"),
+    (
+        "structured_outputs",
+        {"json": {}, "regex": "a"},
+        f"structured_outputs has json and regex but must have one of {FORM}",
+    ),
+    (
+        "structured_outputs",
+        {"jsn": {}},
+        f"structured_outputs has key 'jsn' but allowed are {FORM}",
+    ),
+    (
+        "structured_outputs",
+        {"json": [1]},
+        "structured_outputs.json is [1] but must be a JSON schema",
+    ),
+    ("structured_outputs", {"json": "{'"}, "structured_outputs.json is not valid JSON: "),
+    (
+        "structured_outputs",
+        {"json": {"const": float("nan")}},
+        "structured_outputs.json is {'const': nan} but must be a JSON schema",
+    ),
+    (
+        "structured_outputs",
+        {"regex": ""},
+        "structured_outputs.regex is '' but must be a string of at least one character",
+    ),
+    (
+        "structured_outputs",
+        {"grammar": 5},
+        "structured_outputs.grammar is 5 but must be a string of at least one character",
+    ),
+    (
+        "structured_outputs",
+        {"choice": []},
+        "structured_outputs.choice is [] but must be a list of at least one string",
+    ),
+    (
+        "structured_outputs",
+        {"choice": ["a", ""]},
+        "structured_outputs.choice is ['a', ''] but must be a list of at least one string",
+    ),
+    (
+        "structured_outputs",
+        {"choice": [1]},
+        "structured_outputs.choice is [1] but must be a string or a list of strings",
+    ),
+    (
+        "structured_outputs",
+        {"choice": [str(i) for i in range(10_000)]},
+        "structured_outputs.choice has 10,000 strings but at most 1,024 are allowed",
+    ),
+    (
+        "structured_outputs",
+        {"json_object": False},
+        "structured_outputs.json_object is False but must be true",
+    ),
+    (
+        "structured_outputs",
+        {"regex": "é" * 131_073},
+        f"structured_outputs.regex has 262,146 {FORM_SIZE}",
+    ),
+    (
+        "structured_outputs",
+        {"regex": "\ud800"},
+        "structured_outputs.regex has a lone surrogate but must be Unicode text",
+    ),
     ("n", 0, "n is 0 but must be an integer from 1 to 128"),
     ("n", 129, "n is 129 but must be an integer from 1 to 128"),
     ("n", "two", f"n is 'two' but must be {INT}"),
@@ -293,7 +376,8 @@ def test_an_unknown_key_names_the_nearest_and_lists_the_known():
         "ignore_eos, include_stop_str_in_output, length_penalty, logit_bias, logprobs, max_tokens, "
         "min_p, min_tokens, n, "
         "presence_penalty, priority, prompt_logprobs, repetition_penalty, seed, "
-        "skip_special_tokens, spaces_between_special_tokens, stop, stop_token_ids, temperature, "
+        "skip_special_tokens, spaces_between_special_tokens, stop, stop_token_ids, "
+        "structured_outputs, temperature, "
         "tenant, top_k, top_p)"
     )
 
