@@ -113,8 +113,8 @@ class EngineConfig:
         self._check(
             "drain_timeout_s", 0.0 <= self.drain_timeout_s <= 3600.0, "seconds from 0 to 3600"
         )
+        self._check("max_logprobs", 0 <= self.max_logprobs <= 1024, "an integer from 0 to 1,024")
         self._check_counts()
-        self._check("max_logprobs", self.max_logprobs <= 1024, "an integer from 0 to 1,024")
         self._check_scheduling()
 
     def _check_scheduling(self) -> None:
