@@ -46,12 +46,13 @@ class _Sizes:
 # large as keep the sums of a split and those of the row in registers. As loads depend on the block
 # table, three stages let them run ahead by one tile, and five by two: with two programs on a
 # multiprocessor of sm_90, 64 KiB of keys and values are on their way to it.
+_HALF_80 = _Sizes(
+    narrow=AttentionConfig(rows=64, tile=32, split=512, num_warps=4, num_stages=2),
+    middle=AttentionConfig(rows=64, tile=32, split=512, num_warps=8, num_stages=3),
+    wide=AttentionConfig(rows=32, tile=16, split=512, num_warps=4, num_stages=3),
+)
 _HALF: Mapping[Architecture, _Sizes] = {
-    80: _Sizes(
-        narrow=AttentionConfig(rows=64, tile=32, split=512, num_warps=4, num_stages=2),
-        middle=AttentionConfig(rows=64, tile=32, split=512, num_warps=8, num_stages=3),
-        wide=AttentionConfig(rows=32, tile=16, split=512, num_warps=4, num_stages=3),
-    ),
+    80: _HALF_80,
     90: _Sizes(
         narrow=AttentionConfig(rows=64, tile=64, split=512, num_warps=4, num_stages=5),
         middle=AttentionConfig(rows=64, tile=32, split=512, num_warps=4, num_stages=5),
@@ -62,6 +63,7 @@ _HALF: Mapping[Architecture, _Sizes] = {
         middle=AttentionConfig(rows=64, tile=32, split=512, num_warps=8, num_stages=5),
         wide=AttentionConfig(rows=32, tile=16, split=512, num_warps=4, num_stages=5),
     ),
+    120: _HALF_80,  # its matrix instruction is that of sm_80
 }
 # Products in full float32 run on no matrix unit, and keep their operands in registers. What fits
 # without spilling heads of 256 differs by architecture.
