@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo.sampling_params import SamplingParams
 
-LENGTHS = [1, 3, 16, 17, 40, 65]
-EOS = 7
+LENGTHS = [1, 16, 17, 65]
+TEXTS = ["The capital of France is", "Q: Who wrote Hamlet?\nA:"]
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def llama(checkpoints):
 
 
 def search_with_transformers(model, prompt: list[int], params: SamplingParams) -> list[list[int]]:
-    ends = [] if params.ignore_eos else [EOS]
+    ends = [] if params.ignore_eos else [model.config.eos_token_id]
     ends += params.stop_token_ids
     rows = model.generate(
         torch.tensor([prompt]),
@@ -36,8 +36,10 @@ def search_with_transformers(model, prompt: list[int], params: SamplingParams) -
     return [[id_ for id_ in row[len(prompt) :] if id_ >= 0] for row in rows.tolist()]
 
 
-@pytest.mark.parametrize("beam_width", [2, 3, 4])
-@pytest.mark.parametrize("length_penalty", [-1.0, 0.0, 1.0, 2.0])
+@pytest.mark.parametrize(
+    ("beam_width", "length_penalty"),
+    [(2, -1.0), (2, 1.0), (3, 0.0), (3, 1.0), (4, 1.0), (4, 2.0)],
+)
 @pytest.mark.parametrize(
     "ends",
     [
@@ -61,3 +63,16 @@ def test_answers_are_those_of_transformers(
     for name, prompt in enumerate(prompts):
         found = [driver.tokens(str(name), index) for index in range(beam_width)]
         assert found == search_with_transformers(llama, prompt, params)
+
+
+def test_the_demo_model_finds_what_transformers_finds(checkpoints, make_driver):
+    model = AutoModelForCausalLM.from_pretrained(checkpoints["demo"], dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoints["demo"])
+    driver = make_driver("demo", dtype="float32", max_model_len=128)
+    params = SamplingParams(n=2, beam_width=3, max_tokens=8)
+    prompts = [tokenizer(text)["input_ids"] for text in TEXTS]
+    driver.add_all([(prompt, params) for prompt in prompts])
+    driver.run()
+    for name, prompt in enumerate(prompts):
+        found = [driver.tokens(str(name), index) for index in range(2)]
+        assert found == search_with_transformers(model, prompt, params), TEXTS[name]

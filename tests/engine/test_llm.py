@@ -36,6 +36,17 @@ def test_each_prompt_has_n_answers_of_which_the_first_is_that_of_n_1(llm):
     assert alone[0].token_ids == completions[1].token_ids
 
 
+def test_answers_of_beams_are_the_likeliest_the_best_first(llm):
+    params = SamplingParams(n=3, beam_width=4, max_tokens=8, logprobs=0, ignore_eos=True)
+    (completion,) = llm.generate(PROMPT, params)
+    assert completion.text.startswith(" 13, 14")
+    sums = [answer.cumulative_logprob for answer in completion.answers]
+    assert sums == sorted(sums, reverse=True)
+    assert len({answer.token_ids for answer in completion.answers}) == 3
+    (greedy,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8, logprobs=0))
+    assert greedy.answers[0].cumulative_logprob <= sums[0]
+
+
 def test_a_stop_string_ends_its_own_answer_alone(llm):
     params = SamplingParams(temperature=0, max_tokens=12)
     (whole,) = llm.generate(PROMPT, params)
