@@ -148,7 +148,8 @@ class Client:
                 `temperature`, `top_k`, `top_p`, `min_p`,
                 `repetition_penalty`, `presence_penalty`, `frequency_penalty`, `logit_bias`,
                 `allowed_token_ids`, `bad_words`, `structured_outputs`,
-                `logprobs`, `prompt_logprobs`, `seed`, `max_tokens`, `min_tokens`, `stop`, `stop_token_ids`, `ignore_eos`,
+                `logprobs`, `prompt_logprobs`, `seed`, `max_tokens`, `min_tokens`,
+                `stop`, `stop_token_ids`, `ignore_eos`,
                 `include_stop_str_in_output`, `skip_special_tokens`,
                 `spaces_between_special_tokens`, and of scheduling `priority`,
                 `deadline_ms`, `tenant`, `cache_salt`.
