@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, QueueFull, RequestError
 from octavo.local.demo_model import resolve_model
 from octavo.model.loader import checkpoint_directory
 from octavo.request import FinishReason, Request, SequenceTiming, TokenLogprobs, TokenOutput
@@ -107,7 +107,8 @@ class LLM:
             scheduling: one for all prompts, or one each.
 
         Raises:
-            RequestError: a prompt or its parameters cannot be served; none is answered then.
+            RequestError: a prompt or its parameters cannot be served, or a form not be followed;
+                none is answered then.
             QueueFull: the prompts are more than the options let wait; none is answered then.
         """
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -150,6 +151,8 @@ class LLM:
         return [_Growing(OutputText(self.tokenizer, prompt, params)) for _ in range(params.n)]
 
     def _take(self, answer: _Growing, output: TokenOutput) -> None:
+        if isinstance(output.error, RequestError | QueueFull):
+            raise output.error
         answer.take(output)
         if answer.finish_reason is not None and output.finish_reason is None:
             for last in self.engine.abort(output.request_id, FinishReason.STOP, output.index):

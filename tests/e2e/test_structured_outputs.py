@@ -27,7 +27,7 @@ SAMPLING = {"temperature": 1.5, "seed": 3, "top_k": 1000, "max_tokens": 120}
 
 def test_streamed_answers_follow_a_schema_each_by_itself(demo_server: TritonServer) -> None:
     form = {"json": PERSON}
-    with Client(demo_server.grpc_url, timeout_s=60) as client:
+    with Client(demo_server.grpc_url, timeout_s=120) as client:
         deltas = list(client.stream(PROMPT, structured_outputs=form, n=2, **SAMPLING))
         whole = client.generate(PROMPT, structured_outputs=json.dumps(form), n=2, **SAMPLING)
     for index, answer in enumerate(whole.answers):
@@ -46,8 +46,8 @@ def test_http_takes_a_form_as_the_text_of_its_object(demo_server: TritonServer, 
 
 def test_a_form_that_nobody_can_follow_ends_its_request_alone(demo_server: TritonServer) -> None:
     endless: dict[str, Any] = {"json": {"type": "integer", "multipleOf": 99_999_989}}
-    with Client(demo_server.grpc_url, timeout_s=60) as client:
-        running = client.stream(PROMPT, max_tokens=400, ignore_eos=True)
+    with Client(demo_server.grpc_url, timeout_s=120) as client:
+        running = client.stream(PROMPT, max_tokens=60, ignore_eos=True)
         next(running)
         message = r"structured_outputs\.json does not compile: it takes more than 5 s"
         with pytest.raises(InvalidRequest, match=message):

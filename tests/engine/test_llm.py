@@ -88,6 +88,18 @@ def test_more_log_probabilities_than_the_engine_reports_are_refused(llm, key):
         llm.generate(PROMPT, SamplingParams(**{key: 21}))
 
 
+def test_answers_have_the_form_that_they_must_have(llm):
+    form = {"choice": ["positive", "negative", "neither"]}
+    params = SamplingParams(n=3, seed=1, temperature=1.5, structured_outputs=form)
+    (completion,) = llm.generate("A sentiment:", params)
+    assert {answer.text for answer in completion.answers} <= {*form["choice"]}
+    assert {answer.finish_reason for answer in completion.answers} == {FinishReason.STOP}
+    bad = SamplingParams(structured_outputs={"regex": "(a"})
+    with pytest.raises(InvalidRequest, match=r"structured_outputs\.regex does not compile: "):
+        llm.generate([PROMPT, PROMPT], [params, bad])
+    assert not llm.engine.has_unfinished
+
+
 def test_salts_keep_caches_apart(llm):
     params = SamplingParams(max_tokens=1)
     cached = [
