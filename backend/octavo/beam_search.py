@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import merge
 from typing import NamedTuple
 
 from octavo.request import FinishReason, TokenLogprob, TokenLogprobs
@@ -59,6 +60,17 @@ class _Beam(NamedTuple):
     """Sum of its tokens' log-probabilities."""
     path: _Path | None
 
+    @property
+    def last(self) -> TokenLogprob:
+        assert self.path is not None, "a beam has no token yet"
+        return self.path.token
+
+
+class _Answer(NamedTuple):
+    score: float
+    path: _Path | None
+    finish_reason: FinishReason
+
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
@@ -90,14 +102,13 @@ class BeamSearch:
         self._missing = set(range(rules.width))
         """Slots of beams without candidates for the next position."""
         self._candidates: dict[int, TokenLogprobs] = {}
-        self._answers: list[Hypothesis] = []
+        self._answers: list[_Answer] = []
         """Best first, at most one for each beam."""
 
     def offer(self, slot: int, candidates: TokenLogprobs) -> bool:
         """Take the most likely tokens after one beam; return whether all beams have theirs.
 
-        Args:
-            candidates: at least `rules.num_candidates`, or the whole vocabulary, in any order.
+        There must be at least `rules.num_candidates`, or the whole vocabulary, in any order.
         """
         self._missing.remove(slot)
         self._candidates[slot] = tuple(sorted(candidates, key=_by_rank))
@@ -112,42 +123,40 @@ class BeamSearch:
         rules = self.rules
         self._num_tokens += 1
         is_last = self._num_tokens == rules.max_tokens
-        ranked = sorted(self._extended(), key=_falling)
-        for beam in ranked[: rules.width]:
-            if is_last or self._ends(beam):
-                self._keep(beam)
-        going_on = [beam for beam in ranked if not self._ends(beam)]
+        going_on: list[_Beam] = []
+        for place, beam in enumerate(merge(*map(self._extended, self._beams), key=_falling)):
+            ends = beam.last.token_id in rules.ending_token_ids
+            if place < rules.width and (ends or is_last):
+                self._keep(beam, FinishReason.STOP if ends else FinishReason.LENGTH)
+            if not ends:
+                going_on.append(beam)
+            if len(going_on) == rules.width:
+                break
         self._candidates = {}
         if is_last or not going_on or not self._can_improve(going_on[0].score):
             return []
-        return self._seat(going_on[: rules.width])
+        return self._seat(going_on)
 
     def best(self, count: int) -> list[Hypothesis]:
         """Return the best answers of a search that is over."""
-        return self._answers[:count]
+        return [
+            Hypothesis(score, tuple(_backwards(path))[::-1], reason)
+            for score, path, reason in self._answers[:count]
+        ]
 
-    def _extended(self) -> Iterator[_Beam]:
-        """Yield every beam by every candidate, still in the slot of the beam it extends."""
-        rules = self.rules
+    def _extended(self, beam: _Beam) -> Iterator[_Beam]:
+        """Yield a beam by each of its candidates, the best first, still in its own slot."""
+        rules, candidates = self.rules, self._candidates[beam.slot]
         may_end = self._num_tokens > rules.min_tokens
-        for slot, score, path in self._beams:
-            candidates = self._candidates[slot]
-            likeliest = candidates[: rules.num_logprobs]
-            for token in candidates:
-                if may_end or token.token_id not in rules.ending_token_ids:
-                    yield _Beam(slot, score + token.logprob, _Path(path, token, likeliest))
+        likeliest = candidates[: rules.num_logprobs]
+        for token in candidates:
+            if may_end or token.token_id not in rules.ending_token_ids:
+                path = _Path(beam.path, token, likeliest)
+                yield _Beam(beam.slot, beam.score + token.logprob, path)
 
-    def _ends(self, beam: _Beam) -> bool:
-        assert beam.path is not None, "an empty beam cannot end"
-        return beam.path.token.token_id in self.rules.ending_token_ids
-
-    def _keep(self, beam: _Beam) -> None:
+    def _keep(self, beam: _Beam, reason: FinishReason) -> None:
         """Make an answer of a beam, if it is among the best."""
-        answer = Hypothesis(
-            self._normalised(beam.score),
-            tuple(reversed(list(_backwards(beam.path)))),
-            FinishReason.STOP if self._ends(beam) else FinishReason.LENGTH,
-        )
+        answer = _Answer(self._normalised(beam.score), beam.path, reason)
         self._answers = sorted([*self._answers, answer], key=_falling)[: self.rules.width]
 
     def _can_improve(self, best_score: float) -> bool:
@@ -170,13 +179,12 @@ class BeamSearch:
             slot = beam.slot if beam.slot in parents else next(free)
             parents.discard(beam.slot)
             self._beams.append(beam._replace(slot=slot))
-            assert beam.path is not None, "a beam goes on without a token"
-            continuations.append(Continuation(slot, beam.slot, beam.path.token.token_id))
+            continuations.append(Continuation(slot, beam.slot, beam.last.token_id))
         self._missing = {beam.slot for beam in self._beams}
         return continuations
 
 
-def _falling(scored: _Beam | Hypothesis) -> float:
+def _falling(scored: _Beam | _Answer) -> float:
     return -scored.score
 
 

@@ -143,6 +143,18 @@ def test_beams_share_blocks_until_they_write(make_beam_driver, make_prompts):
     assert driver.engine.stats().num_free_blocks == driver.engine.stats().num_blocks
 
 
+def test_the_prompt_of_beams_is_told_of_once(make_beam_driver, asks):
+    driver = make_beam_driver(max_num_batched_tokens=16)
+    prompt, _ = asks[1]
+    driver.add("a", prompt, SamplingParams(n=2, beam_width=3, max_tokens=4, prompt_logprobs=1))
+    driver.run()
+    *told, best = driver.outputs["a", 0]
+    places = [place for output in told for place in output.prompt_logprobs]
+    assert [first.token_id for first, *_ in places] == prompt[1:]
+    assert len(best.token_ids) == 4
+    assert [len(output.token_ids) for output in driver.outputs["a", 1]] == [4]
+
+
 def test_an_abort_in_the_middle_frees_all(make_beam_driver, asks):
     driver = make_beam_driver(max_num_batched_tokens=16)
     for num_steps in range(1, 16):

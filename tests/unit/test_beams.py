@@ -176,11 +176,12 @@ def test_answers_are_those_of_an_undisturbed_search(policy, steps_ahead, make_dr
         shape=st.tuples(st.integers(4, 24), st.sampled_from([1, 2, 4]), st.integers(0, 12)),
         spare_budget=st.integers(0, 8),
         caching=st.booleans(),
+        window=st.sampled_from([None, None, 3]),
         swap_period=st.integers(1, 3),
         asked=st.lists(requests, min_size=1, max_size=5),
         disturbed=disturbances,
     )
-    def check(shape, spare_budget, caching, swap_period, asked, disturbed):
+    def check(shape, spare_budget, caching, window, swap_period, asked, disturbed):
         num_blocks, block_size, num_host_blocks = shape
         driver = make_driver(
             num_blocks,
@@ -188,6 +189,7 @@ def test_answers_are_those_of_an_undisturbed_search(policy, steps_ahead, make_dr
             block_size=block_size,
             num_host_blocks=num_host_blocks,
             prefix_caching=caching,
+            window=window,
             swap_pays=lambda num_blocks, num_tokens: num_tokens % swap_period == 0,
             max_num_seqs=6,
             max_num_batched_tokens=6 + spare_budget,
