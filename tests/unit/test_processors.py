@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -16,6 +17,7 @@ from transformers import (
 )
 
 from octavo.sampling.batch import build_sampling_batch
+from octavo.sampling.processor_rows import MaskedRows
 from octavo.sampling.processors import apply_processors
 from octavo.sampling.sampler import sample
 
@@ -217,6 +219,26 @@ def test_a_row_that_rules_out_every_token_gives_none(make_sequence):
     logits = torch.zeros(2, 40)
     batch = build_sampling_batch([sequence, other], lambda _: frozenset())
     assert [token.token_id for token in sample(logits, batch).tokens()] == [-1, 0]
+
+
+def test_a_form_allows_only_what_the_other_rules_leave(make_sequence):
+    rules = [
+        {},
+        {"allowed_token_ids": [4, 6, 7]},
+        {"bad_words_token_ids": ((7,), (6, 2))},
+        {"allowed_token_ids": [6, 7], "bad_words_token_ids": ((10, 7),)},
+        {"logit_bias": {5: 100.0}},
+        {"allowed_token_ids": [5], "bad_words_token_ids": ((5,),)},
+        {"allowed_token_ids": [4]},
+    ]
+    sequences = [make_sequence("a", [10], temperature=0, **values) for values in rules]
+    # All but the first follow a form that goes on with 5, 6 or 7.
+    words = np.full((len(rules) - 1, 2), [0b1110_0000, 0], np.int32)
+    form = MaskedRows(np.arange(1, len(rules)), words)
+    batch = build_sampling_batch(sequences, lambda _: frozenset(), form)
+    logits = torch.arange(40.0).repeat(len(rules), 1)
+    drawn = [token.token_id for token in sample(logits, batch).tokens()]
+    assert drawn == [39, 7, 6, 6, 5, -1, -1]
 
 
 def test_ids_that_the_model_does_not_have_are_nobodys(make_sequence):
