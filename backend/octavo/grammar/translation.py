@@ -11,9 +11,14 @@ from octavo.errors import InvalidRequest
 from octavo.grammar.matcher import reason_of
 from octavo.structured_outputs import StructuredOutputs
 
-#: About 4 ms of compilation, 15 ms of a step, and 100 MB of states of one grammar; thousands of
-#: properties or choices take a tenth of it.
-_LIMITS = LLParserLimits(initial_lexer_fuel=200_000, max_lexer_states=50_000, verbose_errors=False)
+#: Of one grammar: they bound its compilation and a mask, where a grammar is so ambiguous that nothing
+#: else does, to about 100 ms, and its states to 100 MB. Usual schemas take less than a tenth.
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=200_000,
+    max_lexer_states=50_000,
+    step_max_items=10_000,
+    verbose_errors=False,
+)
 
 
 def translate(wanted: StructuredOutputs) -> str:
