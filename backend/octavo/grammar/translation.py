@@ -11,8 +11,8 @@ from octavo.errors import InvalidRequest
 from octavo.grammar.matcher import reason_of
 from octavo.structured_outputs import StructuredOutputs
 
-#: Of one grammar: they bound its compilation and a mask, where a grammar is so ambiguous that nothing
-#: else does, to about 100 ms, and its states to 100 MB. Usual schemas take less than a tenth.
+#: Of one grammar: they bound its compilation, and a mask where it is so ambiguous that nothing else
+#: does, to about 100 ms, and its states to 100 MB. Usual schemas take less than a tenth.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000,
     max_lexer_states=50_000,
