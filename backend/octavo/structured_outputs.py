@@ -30,6 +30,8 @@ class StructuredOutputs:
     def from_value(cls, key: str, value: object) -> StructuredOutputs:
         """Read an object that has one of the kinds as its key, or the JSON of one.
 
+        Keys of null or false count as absent: vLLM's clients name all the options that they know.
+
         Raises:
             InvalidRequest: it is something else; `key` says in the message what it is.
         """
@@ -38,7 +40,9 @@ class StructuredOutputs:
         values = read_json_object(key, value) if isinstance(value, str) else value
         if not isinstance(values, dict):
             raise refused(key, value, f"an object with one of {_KINDS}")
-        given = [kind for kind, content in values.items() if content is not None]
+        given = [
+            kind for kind, content in values.items() if not (content is None or content is False)
+        ]
         for kind in given:
             if kind not in _READERS:
                 raise InvalidRequest(f"{key} has key {shown(kind)} but allowed are {_KINDS}")

@@ -68,6 +68,11 @@ GOOD = [
     ("structured_outputs", {"choice": ["b", "a", "b"]}, form("choice", '["b", "a"]')),
     ("structured_outputs", {"grammar": 'root ::= "a"'}, form("grammar", 'root ::= "a"')),
     ("structured_outputs", {"json_object": "true"}, form("json_object", "")),
+    (
+        "structured_outputs",
+        {"regex": "a", "json": None, "_backend_was_auto": False},
+        form("regex", "a"),
+    ),
     ("structured_outputs", {"regex": "x" * 262_144}, form("regex", "x" * 262_144)),
     ("structured_outputs", form("regex", "a"), form("regex", "a")),
     ("logprobs", 0, 0),
@@ -151,8 +156,18 @@ BAD = [
     ),
     (
         "structured_outputs",
-        {"json_object": False},
-        "structured_outputs.json_object is False but must be true",
+        {"json_object": "false"},
+        "structured_outputs.json_object is 'false' but must be true",
+    ),
+    (
+        "structured_outputs",
+        {"json_object": False, "json": None},
+        f"structured_outputs has none of them but must have one of {FORM}",
+    ),
+    (
+        "structured_outputs",
+        {"regex": "a", "disable_any_whitespace": True},
+        f"structured_outputs has key 'disable_any_whitespace' but allowed are {FORM}",
     ),
     (
         "structured_outputs",
