@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from octavo.errors import InvalidRequest, shown
-from octavo.request_keys import check_range, read_value
+from octavo.request_keys import check_range, read_value, refused
 from octavo.scheduling_params import SCHEDULING_KEYS
 from octavo.structured_outputs import StructuredOutputs
 
@@ -35,21 +35,18 @@ _POSITIVE = f"an integer from 1 to {_INT32_MAX:,}"
 #: Keys of the contract that a later version will take; refused rather than ignored.
 UNSUPPORTED_KEYS = frozenset("""lora_name""".split())
 
-#: What may stand beside beams of keys that would change nothing of them, or their scores.
-_VALUES_WITH_BEAMS: dict[str, tuple[object, ...]] = {
-    "temperature": (0.0, 1.0),
-    "top_k": (0, -1),
-    "top_p": (1.0,),
-    "min_p": (0.0,),
-    "repetition_penalty": (1.0,),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "logit_bias": ((),),
-    "allowed_token_ids": (None,),
-    "bad_words": ((),),
-    "structured_outputs": (None,),
-    "seed": (None,),
-    "stop": ((),),
+#: What may stand beside beams of keys that would change nothing of them, or their scores; and how
+#: a message says it.
+_VALUES_WITH_BEAMS: dict[str, tuple[tuple[object, ...], str]] = {
+    "temperature": ((0.0, 1.0), "0 or 1"),
+    "top_k": ((0, -1), "0 or -1"),
+    "top_p": ((1.0,), "1"),
+    "min_p": ((0.0,), "0"),
+    "repetition_penalty": ((1.0,), "1"),
+    "presence_penalty": ((0.0,), "0"),
+    "frequency_penalty": ((0.0,), "0"),
+    **dict.fromkeys(("logit_bias", "bad_words", "stop"), (((),), "absent")),
+    **dict.fromkeys(("allowed_token_ids", "structured_outputs", "seed"), ((None,), "absent")),
 }
 
 
@@ -154,13 +151,14 @@ class SamplingParams:
         check_range("length_penalty", self.length_penalty, -10.0, 10.0, "a number in [-10, 10]")
         if self.beam_width == 1:
             if self.length_penalty != 1.0:
-                raise InvalidRequest("length_penalty cannot be used without beam_width above 1")
+                raise refused("length_penalty", self.length_penalty, "1 where beam_width is 1")
             return
         allowed = f"an integer from 1 to {self.beam_width} (beam_width)"
         check_range("n", self.n, 1, self.beam_width, allowed)
-        for key, values in _VALUES_WITH_BEAMS.items():
-            if getattr(self, key) not in values:
-                raise InvalidRequest(f"{key} cannot be used with beam_width above 1")
+        for key, (values, allowed) in _VALUES_WITH_BEAMS.items():
+            value = getattr(self, key)
+            if value not in values:
+                raise refused(key, value, f"{allowed} where beam_width is above 1")
 
     def _check_listed_tokens(self) -> None:
         if self.allowed_token_ids == ():

@@ -44,8 +44,8 @@ def test_http_takes_beams_as_strings(
     [
         ({"beam_width": 65}, "beam_width is 65 but must be an integer from 1 to 64"),
         ({"beam_width": 2, "n": 3}, "n is 3 but must be an integer from 1 to 2 (beam_width)"),
-        ({"beam_width": 2, "top_p": 0.5}, "top_p cannot be used with beam_width above 1"),
-        ({"length_penalty": 2}, "length_penalty cannot be used without beam_width above 1"),
+        ({"beam_width": 2, "top_p": 0.5}, "top_p is 0.5 but must be 1 where beam_width is above 1"),
+        ({"length_penalty": 2}, "length_penalty is 2.0 but must be 1 where beam_width is 1"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(

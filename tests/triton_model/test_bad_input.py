@@ -41,7 +41,7 @@ KEYS: dict[str, list[tuple[str, str]]] = {
     "beam_width": [("65", "beam_width is 65 but must be an integer from 1 to 64")],
     "length_penalty": [
         ("11", "length_penalty is 11.0 but must be a number in [-10, 10]"),
-        ("2", "length_penalty cannot be used without beam_width above 1"),
+        ("2", "length_penalty is 2.0 but must be 1 where beam_width is 1"),
     ],
     "temperature": [
         ("NaN", f"temperature is nan but must be {TEMPERATURE}"),
@@ -157,7 +157,7 @@ PARAMETERS = {
     ),
     "beams with stop": (
         '{"stop": "END", "beam_width": 2}',
-        "stop cannot be used with beam_width above 1",
+        "stop is ('END',) but must be absent where beam_width is above 1",
     ),
     "n above what runs": ('{"n": 65}', "n is 65 but max_num_seqs is 64; ask for fewer answers"),
 }

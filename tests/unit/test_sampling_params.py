@@ -187,7 +187,7 @@ BAD = [
     ("beam_width", True, f"beam_width is True but must be {INT}"),
     ("length_penalty", "nan", "length_penalty is nan but must be a number in [-10, 10]"),
     ("length_penalty", -10.1, "length_penalty is -10.1 but must be a number in [-10, 10]"),
-    ("length_penalty", 0, "length_penalty cannot be used without beam_width above 1"),
+    ("length_penalty", 0, "length_penalty is 0.0 but must be 1 where beam_width is 1"),
     ("temperature", float("nan"), "temperature is nan but must be a number in [0, 1,000,000]"),
     ("temperature", "nan", "temperature is nan but must be a number in [0, 1,000,000]"),
     ("temperature", "inf", "temperature is inf but must be a number in [0, 1,000,000]"),
@@ -327,26 +327,29 @@ def test_beams_give_at_most_as_many_answers_as_there_are_of_them():
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("key", "value", "message"),
     [
-        ("temperature", 0.5),
-        ("top_k", 40),
-        ("top_p", 0.9),
-        ("min_p", 0.1),
-        ("repetition_penalty", 1.1),
-        ("presence_penalty", -1),
-        ("frequency_penalty", 1),
-        ("logit_bias", {"3": 1}),
-        ("allowed_token_ids", [1, 2]),
-        ("bad_words", "no"),
-        ("seed", 3),
-        ("stop", "END"),
+        ("temperature", 0.5, "is 0.5 but must be 0 or 1"),
+        ("top_k", 40, "is 40 but must be 0 or -1"),
+        ("top_p", 0.9, "is 0.9 but must be 1"),
+        ("min_p", 0.1, "is 0.1 but must be 0"),
+        ("repetition_penalty", 1.1, "is 1.1 but must be 1"),
+        ("presence_penalty", -1, "is -1.0 but must be 0"),
+        ("frequency_penalty", 1, "is 1.0 but must be 0"),
+        ("logit_bias", {"3": 1}, "is ((3, 1.0),) but must be absent"),
+        ("allowed_token_ids", [1, 2], "is (1, 2) but must be absent"),
+        ("bad_words", "no", "is ('no',) but must be absent"),
+        ("structured_outputs", {"regex": "a"}, "but must be absent"),
+        ("seed", 3, "is 3 but must be absent"),
+        ("stop", "END", "is ('END',) but must be absent"),
     ],
 )
-def test_what_beams_would_ignore_is_refused(key, value):
+def test_what_beams_would_ignore_is_refused(key, value, message):
     SamplingParams(**{key: value})
-    with pytest.raises(InvalidRequest, match=f"^{key} cannot be used with beam_width above 1$"):
+    with pytest.raises(InvalidRequest) as caught:
         SamplingParams(**{key: value}, beam_width=2)
+    assert str(caught.value).startswith(f"{key} is ")
+    assert str(caught.value).endswith(f"{message} where beam_width is above 1")
 
 
 @pytest.mark.parametrize(
