@@ -102,6 +102,7 @@ class ModelUnderTest:
         self._options = options
         self._drive = drive
         self._runners: dict[int, tuple[ModelRunner, SlowTransfers]] = {}
+        self._prompts_alone: dict[tuple[tuple[int, ...], int], list[TokenLogprobs]] = {}
         self._alone: dict[tuple[tuple[int, ...], SamplingParams, BadWords], Trace] = {}
 
     def driver(
@@ -126,7 +127,8 @@ class ModelUnderTest:
     ) -> Trace:
         """Return what one request answers alone: the one whose seed is that of `index`."""
         seeds, indices = np.array([params.seed], np.int64), np.array([index], np.int64)
-        params = replace(params, n=1, seed=int(fork_seeds(seeds, indices)[0]))
+        seed = int(fork_seeds(seeds, indices)[0])
+        params = replace(params, n=1, seed=seed, prompt_logprobs=None)
         key = (prompt, params, bad_words)
         if key not in self._alone:
             driver = self.driver(enable_prefix_caching=False)
@@ -136,6 +138,16 @@ class ModelUnderTest:
             assert not +driver.counts, "nothing happens to it"
             self._alone[key] = driver.trace("alone")
         return self._alone[key]
+
+    def prompt_alone(self, prompt: tuple[int, ...], count: int) -> list[TokenLogprobs]:
+        """Return what one prompt is told of itself alone."""
+        if (prompt, count) not in self._prompts_alone:
+            driver = self.driver(enable_prefix_caching=False)
+            params = SamplingParams(max_tokens=1, seed=0, prompt_logprobs=count)
+            driver.add("alone", list(prompt), params)
+            driver.run()
+            self._prompts_alone[prompt, count] = driver.prompt_logprobs("alone")
+        return self._prompts_alone[prompt, count]
 
     def check(self, driver: Any) -> None:
         """Compare every answer with the one given alone, as far as it was given."""
@@ -151,6 +163,13 @@ class ModelUnderTest:
             else:
                 assert reason is FinishReason.LENGTH, (name, index)
             assert trace == expected, (name, index)
+            told = [each for output in outputs for each in output.prompt_logprobs]
+            count = request.params.prompt_logprobs
+            if index == 0 and count is not None:
+                of_prompt = self.prompt_alone(request.prompt_token_ids, count)
+                assert told == (of_prompt if trace else of_prompt[: len(told)]), name
+            else:
+                assert told == [], (name, index)
 
     def spoil(self, output: SchedulerOutput, block_size: int = 16) -> None:
         """Write NaN where a step wrote, as if its device had failed on the way."""

@@ -105,6 +105,31 @@ def test_everything_at_once_changes_no_answer(
     tiny.check(driver)
 
 
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_everything_at_once_changes_nothing_of_what_prompts_are_told(
+    tiny, steps_ahead, run_at_random
+):
+    driver = tiny.driver(
+        steps_ahead=steps_ahead,
+        preemption_mode="auto",
+        num_blocks=30,
+        num_host_blocks=6,
+        delay=1,
+        max_num_batched_tokens=40,
+        max_num_seqs=10,
+    )
+    asks = [
+        (prompt, replace(params, prompt_logprobs=index % 3 if index % 4 else None))
+        for index, (prompt, params) in enumerate(tiny.asks)
+    ]
+    run_at_random(driver, asks, Random(5), 30)
+    stats, counts = driver.engine.stats(), driver.counts
+    assert 0 < stats.num_swap_preemptions_total < stats.num_preemptions_total
+    assert all(counts[what] for what in ("chunks", "forks", "tokens scored"))
+    assert driver.num_hit_tokens
+    tiny.check(driver)
+
+
 def test_everything_at_once_changes_no_answer_of_the_demo_model(
     demo, run_at_random, check_all_happened
 ):
