@@ -38,6 +38,7 @@ class SteppedRunner:
     num_host_blocks = 8
     window = None
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
+    steps_ahead = 0
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)

@@ -59,6 +59,7 @@ class PlainRunner:
     num_host_blocks = 0
     window = None
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
+    steps_ahead = 0
 
     def __init__(self, config, make_attention):
         loaded = load_weights(config)
