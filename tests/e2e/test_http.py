@@ -60,28 +60,58 @@ def test_generate_stream_sends_an_event_a_delta(demo_server: TritonServer, post:
     assert [delta["finish_reason"] for delta in deltas] == [""] * (len(deltas) - 1) + ["length"]
 
 
-def test_vllm_layout_is_served_as_its_clients_send_it(
-    demo_server: TritonServer, post: Post, exchange: OpenExchange
-) -> None:
-    request = {
+def vllm_request(stream: bool, **params: Any) -> dict[str, Any]:
+    """Return the seven tensors that Triton's OpenAI frontend sends to the vLLM backend."""
+    always = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "n": 1, "ignore_eos": False}
+    return {
+        "return_logprobs": "logprobs" in params,
         "text_input": PROMPT,
-        "stream": True,
-        "sampling_parameters": '{"temperature": "0.0", "top_p": "0.95", "max_tokens": "2"}',
+        "stream": stream,
         "exclude_input_in_output": True,
-        "return_finish_reason": True,
-        "return_cumulative_logprob": False,
-        "return_logprobs": False,
+        "sampling_parameters": json.dumps({**always, **params}),
         "return_num_input_tokens": True,
         "return_num_output_tokens": True,
     }
+
+
+@pytest.mark.parametrize("logprobs", [{}, {"logprobs": "1"}], ids=["plain", "logprobs"])
+def test_vllm_layout_is_served_as_its_clients_send_it(
+    demo_server: TritonServer, post: Post, exchange: OpenExchange, logprobs: dict[str, str]
+) -> None:
+    params = {"temperature": "0.0", "top_p": "0.95", "max_tokens": "2", **logprobs}
+    request = vllm_request(stream=True, **params)
     with exchange(demo_server) as stream:
         stream.send(request)
         responses = stream.receive_all()
+    outputs = {"text_output", "num_input_tokens", "num_output_tokens", *logprobs}
+    assert all(set(response.outputs) == outputs for response in responses)
     assert "".join(response.text for response in responses) == ANSWER
-    assert responses[-1].outputs["num_input_tokens"] == [5]
+    assert all(response.outputs["num_input_tokens"] == [5] for response in responses)
+    assert sum(response.outputs["num_output_tokens"][0] for response in responses) == 2
     status, body = post(demo_server, GENERATE_STREAM, request)
     assert status == 200
     assert "".join(delta["text_output"] for delta in events(body)) == ANSWER
+    status, body = post(demo_server, GENERATE, vllm_request(stream=False, **params))
+    assert (status, json.loads(body)["text_output"]) == (200, ANSWER)
+
+
+def test_vllm_form_of_a_named_tool_is_followed(
+    demo_server: TritonServer, exchange: OpenExchange
+) -> None:
+    properties = {"a": {"const": 7}}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    options = dict.fromkeys(("regex", "choice", "grammar", "json_object", "whitespace_pattern"))
+    flags = dict.fromkeys(("disable_any_whitespace", "_backend_was_auto"), False)
+    form = json.dumps({"json": json.dumps(schema), **options, **flags})
+    with exchange(demo_server) as stream:
+        stream.send(vllm_request(stream=False, temperature=0, structured_outputs=form))
+        (response,) = stream.receive_all()
+    assert json.loads(response.text) == {"a": 7}
 
 
 def test_documented_curl_of_the_vllm_backend_works(demo_server: TritonServer, post: Post) -> None:
