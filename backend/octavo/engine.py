@@ -241,6 +241,7 @@ class Engine:
     def _count(self, scheduled: SchedulerOutput, outputs: list[TokenOutput]) -> StepStats:
         last, scheduler, cache = self._stats, self.scheduler, self.scheduler.cache
         num_scheduled = scheduled.num_scheduled_tokens
+        num_refused = scheduler.admission.num_requests_refused + self._gate.num_requests_refused
         num_generated = sum(len(output.token_ids) for output in outputs)
         restoring_ids = {each.request_id for each in scheduler.restoring.values()}
         self._stats = StepStats(
@@ -261,7 +262,7 @@ class Engine:
             num_swap_preemptions_total=scheduler.num_swap_preemptions,
             num_prefix_query_tokens_total=cache.num_query_tokens,
             num_prefix_hit_tokens_total=cache.num_hit_tokens,
-            num_requests_refused_total=scheduler.admission.num_requests_refused,
+            num_requests_refused_total=num_refused,
             num_tokens_refused_total=scheduler.admission.num_tokens_refused,
         )
         return self._stats

@@ -26,6 +26,7 @@ class GrammarGate:
     """
 
     def __init__(self, compiler: GrammarCompiler, max_requests: int | None) -> None:
+        self.num_requests_refused = 0
         self._compiler = compiler
         self._max_requests = max_requests
         self._waiting: dict[str, tuple[Sequence, Future[GrammarMatcher]]] = {}
@@ -47,6 +48,7 @@ class GrammarGate:
             QueueFull: too many wait already.
         """
         if self._max_requests is not None and len(self) >= self._max_requests:
+            self.num_requests_refused += 1
             who = "1 request waits" if len(self) == 1 else f"{len(self):,} requests wait"
             raise QueueFull(
                 f"{who} for a grammar and max_num_queued_requests is {self._max_requests:,}; "

@@ -277,6 +277,7 @@ def test_a_request_is_ended_while_its_grammar_is_compiled(make_driver):
         QueueFull, match="1 request waits for a grammar and max_num_queued_requests is 1; "
     ):
         driver.add("b", PROMPT, params(ENDLESS))
+    assert driver.engine.stats().num_requests_refused_total == 1
     driver.step()
     (last,) = driver.engine.abort("a")
     assert last.finish_reason is FinishReason.ABORT
