@@ -121,7 +121,10 @@ def _read_biases(key: str, value: object) -> tuple[tuple[int, float], ...]:
         isinstance(pair, tuple) and len(pair) == 2 for pair in pairs
     ):
         raise refused(key, value, "an object of token ids and biases")
-    biases = {_read_int(key, token_id): _read_float(key, bias) for token_id, bias in pairs}
+    biases = {
+        _read_int(f"{key}: a token id", token_id): _read_float(f"{key} of {shown(token_id)}", bias)
+        for token_id, bias in pairs
+    }
     return tuple(sorted(biases.items()))
 
 

@@ -11,7 +11,7 @@ import pytest
 from octavo.local.demo_model import demo_checkpoint
 from octavo.local.triton_server import TritonServer
 from octavo.text.tokenizer import Tokenizer
-from octavo_client import Client, Completion, InvalidRequest, ServerError
+from octavo_client import Client, Completion, InvalidRequest
 
 pytestmark = pytest.mark.e2e
 
@@ -111,9 +111,9 @@ def test_http_takes_numbers_and_objects_as_strings(
 def test_a_request_that_rules_out_every_token_ends_with_an_error_of_its_own(
     demo_server: TritonServer, plain: Completion, ids_of: Callable[[str], list[int]]
 ) -> None:
-    with pytest.raises(ServerError) as caught:
+    with pytest.raises(InvalidRequest) as caught:
         ask(demo_server, allowed_token_ids=ids_of("7"), bad_words="7")
-    assert "no token can be drawn: allowed_token_ids, bad_words may rule out" in str(caught.value)
+    assert "no token can be drawn: allowed_token_ids, bad_words must leave" in str(caught.value)
     assert ask(demo_server) == plain
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.errors import EngineError
+from octavo.errors import EngineError, InvalidRequest
 from octavo.request import FinishReason, TokenOutput
 from octavo.sequence import PENDING_TOKEN, SequenceStatus
 
@@ -172,5 +172,6 @@ def test_the_error_names_what_may_rule_out_every_token(make_scheduler, params, k
     driver.step(5)
     driver.step(-1)
     (output,) = driver.outputs
-    why = f"{keys} may rule out every one, or the model's logits are not finite"
+    why = f"{keys} must leave one after 1 tokens, unless the model's logits are not finite"
+    assert isinstance(output.error, InvalidRequest)
     assert str(output.error) == f"no token can be drawn: {why}"

@@ -115,7 +115,7 @@ def _why_nothing(sequence: Sequence) -> OctavoError:
     keys = [key for key, rules_out in possible.items() if rules_out]
     if not keys:
         return EngineError("no token can be drawn: the model's logits are not finite")
-    return EngineError(
-        f"no token can be drawn: {', '.join(keys)} may rule out every one, "
-        "or the model's logits are not finite"
+    return InvalidRequest(
+        f"no token can be drawn: {', '.join(keys)} must leave one "
+        f"after {num_output_tokens} tokens, unless the model's logits are not finite"
     )
