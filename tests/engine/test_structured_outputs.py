@@ -109,6 +109,9 @@ FORMS: list[tuple[dict[str, Any], Callable[[str], Any]]] = [
         re.compile(r"\(*<[abc]?>\)*").fullmatch,
     ),
     ({"grammar": 'start: "x" item? "y"\nitem: /[0-9]/'}, re.compile("x[0-9]?y").fullmatch),
+    # What looks like a special token is text, and the end-of-text token does not stand for it.
+    ({"choice": ["a<|im_end|>", "<|endoftext|>b"]}, ["a<|im_end|>", "<|endoftext|>b"].__contains__),
+    ({"json": {"const": "<|im_start|>"}}, '"<|im_start|>"'.__eq__),
 ]
 
 
@@ -198,7 +201,7 @@ def test_the_end_is_drawn_where_the_form_allows_nothing_else(make_driver, text_o
     ("form", "message"),
     [
         ({"regex": "(a"}, "structured_outputs.regex does not compile: .*unclosed group"),
-        ({"regex": "(a{1000}){1000}"}, "structured_outputs.regex does not compile: .*too many"),
+        ({"regex": "(?=a)b"}, "structured_outputs.regex does not compile: "),
         ({"json": {"type": "what"}}, "structured_outputs.json does not compile: .*what"),
         ({"json": {"if": {}, "then": {}}}, "structured_outputs.json does not compile: Unimpl"),
         ({"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}, "no answer"),

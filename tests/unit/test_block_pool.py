@@ -220,3 +220,20 @@ def test_integrity_finds_damage(cached_pool, damage, message):
     damage(cached_pool)
     with pytest.raises(EngineError, match=message):
         cached_pool.check_integrity([])
+
+
+def test_a_withdrawn_block_is_found_no_more_and_is_reused_first():
+    pool = BlockPool(3)
+    blocks, _ = pool.take(2)
+    pool.publish(blocks[0], A)
+    pool.publish(blocks[1], B)
+    for block in blocks:
+        pool.withdraw(block)
+        pool.withdraw(block)
+    assert (pool.find(A), pool.find(B), pool.num_cached) == (None, None, 0)
+    assert pool.publish(blocks[0], B)
+    pool.check_integrity(blocks)
+    pool.release(blocks)
+    assert pool.num_cached == 1
+    with pytest.raises(EngineError, match="withdrawn but nobody holds it"):
+        pool.withdraw(blocks[0])

@@ -106,7 +106,7 @@ def test_a_matcher_that_failed_allows_nothing_and_says_why(make):
         ("json", "[" * 5000, "structured_outputs.json does not compile"),
         ("grammar", 'root ::= a\na ::= a "x"', "no answer follows it"),
         ("grammar", 'root ::= "a" |' + ' "a" |' * 20_000 + ' "b"', "does not compile"),
-        ("regex", "((a{1,9}){1,999}){1,999}(b{1000}){1000}", "structured_outputs.regex does not"),
+        ("regex", "(?=a)b", "structured_outputs.regex does not compile"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_in_time(kind, text, message):

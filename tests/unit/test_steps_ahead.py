@@ -175,3 +175,19 @@ def test_the_error_names_what_may_rule_out_every_token(make_scheduler, params, k
     why = f"{keys} must leave one after 1 tokens, unless the model's logits are not finite"
     assert isinstance(output.error, InvalidRequest)
     assert str(output.error) == f"no token can be drawn: {why}"
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_no_chunk_of_a_prompt_that_leads_nowhere_is_reused(
+    make_scheduler, make_sequence, steps_ahead
+):
+    driver = make_scheduler(prefix_caching=True, max_num_batched_tokens=8)
+    driver.steps_ahead = steps_ahead
+    driver.add("a", [1] * 20)
+    driver.steps(2)
+    driver.step(-1)
+    if steps_ahead:
+        driver.step()
+    assert [output.finish_reason for output in driver.outputs] == [FinishReason.ERROR]
+    assert driver.cache.find_cached(make_sequence("b", [1] * 21)).num_tokens == 0
+    assert driver.cache.num_cached_blocks == 0

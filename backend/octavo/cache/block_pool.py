@@ -133,6 +133,15 @@ class BlockPool:
         self._nodes[4 * block + 3] = 1
         return True
 
+    def withdraw(self, block: int) -> None:
+        """Let a block be found no more, if it is published."""
+        if self._nodes[4 * block + 3]:
+            if not self.ref_count(block):
+                raise EngineError(f"block {block} is withdrawn but nobody holds it")
+            del self._index[self._keys[block]]
+            self._keys[block] = b""
+            self._nodes[4 * block + 3] = 0
+
     def find(self, key: BlockKey) -> int | None:
         """Return the block published with this content, held or free, or None."""
         block = self._index.get(key)

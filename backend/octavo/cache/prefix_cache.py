@@ -121,6 +121,13 @@ class PrefixCache:
                     self._device.publish(sequence.block_table[index], keys[index])
         sequence.num_published_blocks = num_full
 
+    def withdraw(self, sequence: Sequence) -> None:
+        """Let nobody find the device blocks of a sequence whose content is not to be trusted."""
+        for block in sequence.block_table:
+            if block != NO_BLOCK:
+                self._device.withdraw(block)
+        sequence.num_published_blocks = 0
+
     def announce(self, sequence: Sequence, num_tokens: int) -> None:
         """Remember that the step being planned computes its full blocks up to `num_tokens`."""
         if not self.is_enabled:

@@ -58,7 +58,12 @@ class GrammarMatcher:
 
 def reason_of(matcher: LLMatcher) -> str:
     """Return why a matcher allows no token any more, in one line that a client may see."""
-    reason = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+    reason, _, backtrace = (
+        matcher.get_error().replace("<non-verbose/>", "").partition("<backtrace>")
+    )
+    reason = " ".join(reason.split())
+    if backtrace or reason.startswith("panic"):
+        return "the library of grammars fails on it"
     return "no answer follows it" if reason.startswith("NoExtension") else reason[:500]
 
 

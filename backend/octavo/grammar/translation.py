@@ -5,6 +5,9 @@ Knows nothing of processes, threads or time: what may take long is told by `octa
 
 from __future__ import annotations
 
+import json
+import re
+
 from llguidance import GrammarFormat, LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from octavo.errors import InvalidRequest
@@ -22,15 +25,13 @@ _LIMITS = LLParserLimits(
 
 
 def translate(wanted: StructuredOutputs) -> str:
-    """Return the grammar in llguidance's own terms.
+    """Return the grammar in llguidance's own terms, which are Lark's.
 
     Raises:
         InvalidRequest: it is none.
     """
     try:
-        if wanted.kind == "json_object":
-            return LLMatcher.grammar_from_json_schema('{"type":"object"}')
-        return str(grammar_from(_FORMATS[wanted.kind], wanted.text))
+        return _rules(wanted) + _OPTIONS
     except (ValueError, RecursionError) as error:
         raise not_compiled(wanted, str(error)) from None
 
@@ -51,13 +52,32 @@ def make_matcher(wanted: StructuredOutputs, grammar: str, vocabulary: LLTokenize
 
 def not_compiled(wanted: StructuredOutputs, reason: str) -> InvalidRequest:
     """Return the error of a request whose grammar cannot be followed."""
-    reason = " ".join(reason.split())[:500]
+    reason = " ".join(reason.split())
+    if wanted.kind != "grammar":  # the place is one in a grammar that the client has not seen
+        reason = _PLACE.sub("", reason).partition(" 1 | start: ")[0]
+    reason = reason[:500]
     return InvalidRequest(f"structured_outputs.{wanted.kind} does not compile: {reason}")
 
 
+def _rules(wanted: StructuredOutputs) -> str:
+    if wanted.kind == "json_object":
+        return 'start: %json {"type":"object"}'
+    if wanted.kind == "json":
+        return f"start: %json {wanted.text}"
+    grammar = str(grammar_from(_FORMATS[wanted.kind], wanted.text))
+    if wanted.kind == "regex":
+        return str(json.loads(grammar)["grammars"][0]["lark_grammar"])
+    return grammar
+
+
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+
 _FORMATS: dict[str, GrammarFormat] = {
-    "json": "json_schema",
     "regex": "regex",
     "choice": "choice",
     "grammar": "grammar",
 }
+
+#: Else, where the text that follows is certain, the tokenizer spells it, and does so with special
+#: tokens where it looks like one: they have no text.
+_OPTIONS = '\n%llguidance { "no_forcing": true }\n'

@@ -80,8 +80,9 @@ class Landing:
             self._cache.publish(sequence)
 
     def _fail(self, sequence: Sequence, now_s: float) -> list[TokenOutput]:
-        """End a request for which nothing can be drawn, and publish nothing of the step."""
+        """End a request for which nothing can be drawn; nobody reuses what it has computed."""
         sequence.num_steps_under_way -= 1
+        self._cache.prefixes.withdraw(sequence)
         ended = self._ending.end_request(sequence.request_id, FinishReason.ERROR)
         return last_outputs(ended, now_s, _why_nothing(sequence))
 
