@@ -94,7 +94,7 @@ KEYS: dict[str, list[tuple[str, str]]] = {
     "logit_bias": [
         ("[[1, 2]]", "logit_bias is [[1, 2]] but must be an object of token ids and biases"),
         ('{"300": 1}', "logit_bias has 300 but token ids are 0 to 299"),
-        ('{"the": 1}', f"logit_bias is 'the' but must be {INT}"),
+        ('{"the": 1}', f"logit_bias: a token id is 'the' but must be {INT}"),
         ('{"5": -Infinity}', "logit_bias has -inf for 5 but must have numbers in [-100, 100]"),
     ],
     "allowed_token_ids": [
