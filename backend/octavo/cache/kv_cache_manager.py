@@ -112,10 +112,8 @@ class KVCacheManager:
         if prefix.sources != current.sources:
             raise EngineError(f"{sequence} is admitted with a prefix that no longer holds")
         if current.num_free_used > self.num_free_blocks:
-            raise EngineError(
-                f"{sequence} is admitted with {current.num_free_used} blocks of "
-                f"{self.num_free_blocks} free ones"
-            )
+            room = f"{current.num_free_used} blocks of {self.num_free_blocks} free ones"
+            raise EngineError(f"{sequence} is admitted with {room}")
         if self.prefixes.is_enabled and not sequence.num_preemptions:
             self.num_query_tokens += sequence.num_prompt_tokens
             self.num_hit_tokens += prefix.num_tokens
