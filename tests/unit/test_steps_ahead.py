@@ -191,3 +191,15 @@ def test_no_chunk_of_a_prompt_that_leads_nowhere_is_reused(
     assert [output.finish_reason for output in driver.outputs] == [FinishReason.ERROR]
     assert driver.cache.find_cached(make_sequence("b", [1] * 21)).num_tokens == 0
     assert driver.cache.num_cached_blocks == 0
+
+
+def test_a_request_that_rules_out_every_token_takes_no_prefix_from_others(
+    make_scheduler, make_sequence
+):
+    driver = make_scheduler(prefix_caching=True)
+    driver.add("a", [1] * 12)
+    driver.step()
+    driver.add("b", [1] * 13, allowed_token_ids=[4])
+    driver.step(5, -1)
+    assert isinstance(driver.outputs[1].error, InvalidRequest)
+    assert driver.cache.find_cached(make_sequence("c", [1] * 13)).num_tokens == 12

@@ -80,11 +80,17 @@ class Landing:
             self._cache.publish(sequence)
 
     def _fail(self, sequence: Sequence, now_s: float) -> list[TokenOutput]:
-        """End a request for which nothing can be drawn; nobody reuses what it has computed."""
+        """End a request for which nothing can be drawn.
+
+        Nobody reuses its KV if that is to blame. A request that may be at fault itself takes no
+        prefix from others.
+        """
         sequence.num_steps_under_way -= 1
-        self._cache.prefixes.withdraw(sequence)
+        error = _why_nothing(sequence)
+        if isinstance(error, EngineError):
+            self._cache.prefixes.withdraw(sequence)
         ended = self._ending.end_request(sequence.request_id, FinishReason.ERROR)
-        return last_outputs(ended, now_s, _why_nothing(sequence))
+        return last_outputs(ended, now_s, error)
 
     def _name(self, sequence: Sequence, token: SampledToken, now_s: float) -> TokenOutput:
         sequence.name_token(token.token_id)
