@@ -197,13 +197,13 @@ class Engine:
         return self._gate.let_in(self.scheduler.add, self._clock(), timeout_s)
 
     def _launch(self, scheduled: SchedulerOutput) -> _Flight:
-        self._copies = scheduled.copies
-        masks = self._masks.start(scheduled.sampling)
+        self._copies, sampling = scheduled.copies, scheduled.sampling
+        masks = self._masks.start(sampling)
         logits = self._runner.execute(scheduled, self._drawn)
         scores = self._runner.pop_scores() if scheduled.scored else None
         self._copies = BlockCopies()
         batch = build_sampling_batch(
-            scheduled.sampling,
+            sampling,
             self.scheduler.stopping.ending_token_ids,
             None if masks is None else masks.result(),
         )
@@ -214,8 +214,8 @@ class Engine:
 
     def _num_ahead(self, scheduled: SchedulerOutput) -> int:
         """Return how many steps may be under way, after this one, while the next is planned."""
-        waits = any(sequence.needs_names for sequence in scheduled.sampling)
-        return 0 if waits or not scheduled.scheduled else self._runner.steps_ahead
+        num_ahead = self._runner.steps_ahead if scheduled.scheduled else 0
+        return 0 if num_ahead and any(s.needs_names for s in scheduled.sampling) else num_ahead
 
     def _land(self, flight: _Flight) -> list[TokenOutput]:
         scores = () if flight.scores is None else flight.scores.wait()

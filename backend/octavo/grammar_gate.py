@@ -12,6 +12,7 @@ from octavo.errors import InvalidRequest, OctavoError, QueueFull
 from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar.matcher import GrammarMatcher
 from octavo.request import FinishReason, TokenOutput
+from octavo.scheduler.admission import that_wait
 from octavo.scheduler.deadlines import Deadlines
 from octavo.scheduler.ending import last_outputs
 from octavo.sequence import Sequence
@@ -49,10 +50,9 @@ class GrammarGate:
         """
         if self._max_requests is not None and len(self) >= self._max_requests:
             self.num_requests_refused += 1
-            who = "1 request waits" if len(self) == 1 else f"{len(self):,} requests wait"
             raise QueueFull(
-                f"{who} for a grammar and max_num_queued_requests is {self._max_requests:,}; "
-                "send the request again later"
+                f"{that_wait(len(self), 'request')} for a grammar and max_num_queued_requests is "
+                f"{self._max_requests:,}; send the request again later"
             )
         wanted = sequence.params.structured_outputs
         assert wanted is not None, "there is nothing to compile"

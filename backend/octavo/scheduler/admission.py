@@ -115,7 +115,7 @@ class Admission:
         if most_requests is not None and num_requests >= most_requests:
             self.num_requests_refused += 1
             raise QueueFull(
-                f"{_that_wait(num_requests, 'request')} and max_num_queued_requests is "
+                f"{that_wait(num_requests, 'request')} and max_num_queued_requests is "
                 f"{most_requests:,}; send the request again later"
             )
         if (
@@ -125,7 +125,7 @@ class Admission:
         ):
             self.num_tokens_refused += 1
             raise QueueFull(
-                f"{_that_wait(num_tokens, 'token')}, the prompt has {sequence.num_tokens:,} and "
+                f"{that_wait(num_tokens, 'token')}, the prompt has {sequence.num_tokens:,} and "
                 f"max_num_queued_tokens is {most_tokens:,}; send the request again later"
             )
 
@@ -190,5 +190,6 @@ class Admission:
         return None
 
 
-def _that_wait(number: int, noun: str) -> str:
+def that_wait(number: int, noun: str) -> str:
+    """Say that so many wait."""
     return f"1 {noun} waits" if number == 1 else f"{number:,} {noun}s wait"
