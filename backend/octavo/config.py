@@ -92,6 +92,14 @@ class EngineConfig:
     """Answer `octavo inspect`, which shows the engine's sequences and blocks to any client."""
     drain_timeout_s: float = 10.0
     """Seconds running requests get to finish when the model is unloaded."""
+    step_timeout_s: float = 120.0
+    """An engine process silent for so many seconds while requests wait is killed and restarted."""
+    log_format: str = "text"
+    """Lines of the log: `text`, or `json` with one object a line."""
+    log_requests: bool = True
+    """Log one line a request: its end, tokens and times, never its text."""
+    otlp_endpoint: str | None = None
+    """URL that spans of requests are sent to, such as `http://localhost:4318/v1/traces`."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -113,9 +121,18 @@ class EngineConfig:
         self._check(
             "drain_timeout_s", 0.0 <= self.drain_timeout_s <= 3600.0, "seconds from 0 to 3600"
         )
+        timeout_s = self.step_timeout_s
+        self._check("step_timeout_s", 1.0 <= timeout_s <= 86_400.0, "seconds from 1 to 86400")
         self._check("max_logprobs", 0 <= self.max_logprobs <= 1024, "an integer from 0 to 1,024")
         self._check_counts()
         self._check_scheduling()
+        self._check_reports()
+
+    def _check_reports(self) -> None:
+        self._check("log_format", self.log_format in ("text", "json"), "text or json")
+        url = self.otlp_endpoint
+        is_url = url is None or re.fullmatch(r"https?://[^\s/]+(/\S*)?", url) is not None
+        self._check("otlp_endpoint", is_url, "a URL that begins with http:// or https://")
 
     def _check_scheduling(self) -> None:
         modes = ("auto", "swap", "recompute")

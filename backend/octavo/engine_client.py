@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -17,24 +17,19 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from octavo.engine_host import EngineHost
+from octavo.engine_link import EngineLink
 from octavo.engine_messages import (
     Abort,
     EngineFailed,
     EngineReady,
     Inspect,
     Inspected,
-    Shutdown,
     StopRequested,
 )
 from octavo.errors import ConfigError, EngineDead
 from octavo.request import EngineInfo, FinishReason, Request, StepOutput
+from octavo.restart_policy import RestartPolicy
 
-#: Starts after an engine died, before the client gives up.
-MAX_RESTARTS = 5
-#: Pause before the first restart; each further one doubles it.
-RESTART_DELAY_S = 0.5
-#: An engine that has been ready this long counts as sound: its death starts a new count.
-SOUND_AFTER_S = 60.0
 _MAX_EVENTS = 256
 
 logger = logging.getLogger(__name__)
@@ -65,20 +60,29 @@ class EngineClient:
 
     Args:
         start_host: starts an engine and returns at once; called again after each death.
+        step_timeout_s: an engine that says nothing for so long while it is waited for counts as
+            dead; loading takes as long as it takes.
+        restarts: whether and when a dead engine is started again.
     """
 
-    def __init__(self, start_host: Callable[[], EngineHost]) -> None:
+    def __init__(
+        self,
+        start_host: Callable[[], EngineHost],
+        step_timeout_s: float = math.inf,
+        restarts: RestartPolicy | None = None,
+    ) -> None:
         self._start_host = start_host
+        self._step_timeout_s = step_timeout_s
+        self._restarts = restarts or RestartPolicy()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._state = EngineState.STARTING
         self._info: EngineInfo | None = None
         self._failure: str | None = None
         self._is_stopping = False
-        self._num_restarts = 0
         self._restart_at = 0.0
         self._ready_since = 0.0
         self._wake_lock = threading.Lock()
-        self._engine: _RunningEngine | None = _RunningEngine(start_host())
+        self._engine: EngineLink | None = EngineLink(start_host())
 
     @property
     def state(self) -> EngineState:
@@ -90,6 +94,12 @@ class EngineClient:
         """What the engine that was ready last said; may be read from any thread."""
         assert self._info is not None, "wait_ready has not returned"
         return self._info
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the engine has kept silent for half of what makes it count as dead."""
+        engine = self._engine
+        return engine is not None and engine.silent_s > self._step_timeout_s / 2
 
     def wait_ready(self) -> EngineInfo:
         """Block until the first engine is ready.
@@ -122,10 +132,11 @@ class EngineClient:
         if self._engine is not None:
             self._engine.send(Abort(request_id, reason, index))
 
-    def poll(self, timeout_s: float | None) -> list[Event]:
+    def poll(self, timeout_s: float | None, is_waited_for: bool = False) -> list[Event]:
         """Wait for the engine, a `wake` or the timeout, and return what has happened since.
 
-        Restarts a dead engine when its time has come, so it must be called again and again.
+        Restarts a dead engine when its time has come, so it must be called again and again; while
+        requests are live (`is_waited_for`), at least once a second.
         """
         if self._engine is None and self._state is EngineState.RESTARTING:
             remaining_s = self._restart_at - time.monotonic()
@@ -135,12 +146,20 @@ class EngineClient:
         sources: list[Connection | int] = [self._wakeup]
         if self._engine is not None:
             sources.append(self._engine.host.connection)
+        began = time.monotonic()
         ready = wait(sources, timeout_s)
         if self._wakeup in ready:
             os.eventfd_read(self._wakeup)
-        if self._engine is None or self._engine.host.connection not in ready:
+        if self._engine is None:
             return []
-        return self._receive(self._engine)
+        if self._engine.host.connection in ready:
+            self._engine.heard()
+            return self._receive(self._engine)
+        if not is_waited_for or self._state is not EngineState.READY:
+            self._engine.heard()
+            return []
+        self._engine.waited(time.monotonic() - began)
+        return self._end_if_frozen(self._engine)
 
     def wake(self) -> None:
         """Make a running or the next `poll` return at once; may be called from any thread."""
@@ -159,7 +178,7 @@ class EngineClient:
             self._engine.close(timeout_s)
             self._engine = None
 
-    def _receive(self, engine: _RunningEngine) -> list[Event]:
+    def _receive(self, engine: EngineLink) -> list[Event]:
         events: list[Event] = []
         connection = engine.host.connection
         try:
@@ -175,11 +194,19 @@ class EngineClient:
                 if not connection.poll():
                     break
         except (EOFError, OSError):
-            reason = self._failure or engine.host.describe_end()
-            engine.release(0.0)
-            self._engine = None
-            events.append(self._plan_restart(reason))
+            events.append(self._lose(engine, self._failure or engine.host.describe_end()))
         return events
+
+    def _end_if_frozen(self, engine: EngineLink) -> list[Event]:
+        if engine.silent_s < self._step_timeout_s:
+            return []
+        limit = f"step_timeout_s ({self._step_timeout_s:g} s)"
+        return [self._lose(engine, f"the engine did not answer within {limit} and was killed")]
+
+    def _lose(self, engine: EngineLink, reason: str) -> EngineDied:
+        engine.release(0.0)
+        self._engine = None
+        return self._plan_restart(reason)
 
     def _become_ready(self, info: EngineInfo) -> None:
         self._info, self._failure = info, None
@@ -188,7 +215,7 @@ class EngineClient:
 
     def _restart(self) -> list[Event]:
         try:
-            self._engine = _RunningEngine(self._start_host())
+            self._engine = EngineLink(self._start_host())
         except (OSError, ConfigError) as error:
             return [self._plan_restart(str(error))]
         return []
@@ -204,66 +231,13 @@ class EngineClient:
             logger.error("%s; it is not started again, for the server stops", reason)
             return EngineDied(f"{reason} while the server stops")
         now = time.monotonic()
-        if self._state is EngineState.READY and now - self._ready_since > SOUND_AFTER_S:
-            self._num_restarts = 0
-        if self._num_restarts == MAX_RESTARTS:
+        was_ready = self._state is EngineState.READY
+        delay_s = self._restarts.next_delay_s(now - self._ready_since if was_ready else 0.0)
+        if delay_s is None:
             self._state = EngineState.FAILED
-            logger.error("%s; gave up after %d restarts", reason, MAX_RESTARTS)
+            logger.error("%s; gave up after %d restarts", reason, self._restarts.max_restarts)
             return EngineDied(f"{reason}; it is not started again, reload the model")
-        delay_s = RESTART_DELAY_S * 2**self._num_restarts
-        self._num_restarts += 1
         self._restart_at = now + delay_s
         self._state = EngineState.RESTARTING
         logger.error("%s; it is started again in %.1f s", reason, delay_s)
         return EngineDied(f"{reason}; it is being started again, send the request again later")
-
-
-class _RunningEngine:
-    """A host and the thread that writes to it.
-
-    The engine reads between steps only, so a long prompt may have to wait for it; the thread that
-    answers every other request must not.
-    """
-
-    def __init__(self, host: EngineHost) -> None:
-        self.host = host
-        self._messages: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write, name="engine-writer", daemon=True)
-        self._writer.start()
-
-    def send(self, message: object) -> None:
-        """Queue a message."""
-        self._messages.put(message)
-
-    def close(self, timeout_s: float) -> None:
-        """Ask the engine to end after what was sent before, and force it after `timeout_s`."""
-        self.send(Shutdown())
-        deadline = time.monotonic() + timeout_s
-        _drain(self.host.connection, deadline)
-        self.release(max(0.0, deadline - time.monotonic()))
-
-    def release(self, timeout_s: float) -> None:
-        """Wait for the engine to end by itself, then by force, and free what it holds here."""
-        self.host.stop(timeout_s)
-        self.send(Shutdown())
-        # A stuck engine thread never reads again: then the writer is left behind like it.
-        self._writer.join(1.0)
-        self.host.connection.close()
-
-    def _write(self) -> None:
-        message: object = None
-        while not isinstance(message, Shutdown):
-            message = self._messages.get()
-            try:
-                self.host.connection.send(message)
-            except OSError:
-                return  # `poll` learns of it too, and tells the owner
-
-
-def _drain(connection: Connection, deadline: float) -> None:
-    """Discard what the engine still says until it closes, so that it never waits to be read."""
-    try:
-        while (remaining_s := deadline - time.monotonic()) > 0.0 and connection.poll(remaining_s):
-            connection.recv()
-    except (EOFError, OSError):
-        return

@@ -21,6 +21,8 @@ from octavo.interpreter import find_interpreter, package_path
 
 #: The kernel closes a dying process's connection a little before its exit status can be read.
 _EXIT_STATUS_TIMEOUT_S = 2.0
+#: One that hangs in a device's driver does not even end when it is killed.
+_KILL_TIMEOUT_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +88,14 @@ class EngineProcess:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             logger.warning("engine process %d did not end and is killed", self._process.pid)
-            self._process.kill()
-            self._process.wait()
+            self._kill()
+
+    def _kill(self) -> None:
+        self._process.kill()
+        try:
+            self._process.wait(_KILL_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            logger.error("engine process %d was killed but does not end", self._process.pid)
 
 
 class EngineThread:

@@ -7,7 +7,6 @@ nothing of the server or of text; whoever holds the other end of the connection 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import signal
 import sys
@@ -28,6 +27,7 @@ from octavo.engine_messages import (
 )
 from octavo.errors import OctavoError, QueueFull, RequestError
 from octavo.inspection import Inspection
+from octavo.parent_process import die_with_parent
 from octavo.request import (
     EngineInfo,
     FinishReason,
@@ -39,7 +39,6 @@ from octavo.request import (
 
 #: An engine that has been idle this long recounts its blocks, once.
 IDLE_CHECK_DELAY_S = 1.0
-_PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +226,7 @@ def tie_to_parent(stop_signals: list[int]) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: stop_signals.append(number))
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
 
 
 def main(engine_factory: EngineFactory = load_engine) -> int:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from octavo import engine_client
 from octavo.engine_client import EngineClient, EngineDied, EngineState
 from octavo.engine_host import EngineProcess, find_interpreter
 from octavo.engine_messages import EngineReady, StopRequested
@@ -45,10 +45,14 @@ def _has_ended(event: Any) -> bool:
     return isinstance(event, StepOutput) and any(o.finish_reason for o in event.outputs)
 
 
-def _kill(client: EngineClient) -> None:
+def _pid(client: EngineClient) -> int:
     assert client._engine is not None
     assert isinstance(client._engine.host, EngineProcess)
-    os.kill(client._engine.host.pid, signal.SIGKILL)
+    return client._engine.host.pid
+
+
+def _kill(client: EngineClient) -> None:
+    os.kill(_pid(client), signal.SIGKILL)
 
 
 @both_hosts
@@ -182,9 +186,7 @@ def test_an_engine_that_dies_while_the_server_stops_is_not_started_again(
     client.wait_ready()
     client.submit(_request("a", max_tokens=10_000))
     _poll_until(client, lambda e: isinstance(e, StepOutput))
-    assert client._engine is not None
-    assert isinstance(client._engine.host, EngineProcess)
-    os.kill(client._engine.host.pid, signal.SIGTERM)
+    os.kill(_pid(client), signal.SIGTERM)
     _poll_until(client, lambda e: isinstance(e, StopRequested))
     _kill(client)
     events = _poll_until(client, lambda e: isinstance(e, EngineDied))
@@ -206,10 +208,9 @@ def test_a_step_that_raises_ends_the_engine_with_its_reason(
 
 
 def test_restarts_are_bounded_and_pause_longer_each_time(
-    make_client: MakeClient, fake_engine: ModuleType, monkeypatch: pytest.MonkeyPatch
+    make_client: MakeClient, fake_engine: ModuleType
 ) -> None:
-    monkeypatch.setattr(engine_client, "RESTART_DELAY_S", 0.01)
-    client = make_client()
+    client = make_client(first_delay_s=0.01)
     client.wait_ready()
     deaths = 0
     started = time.monotonic()
@@ -217,28 +218,81 @@ def test_restarts_are_bounded_and_pause_longer_each_time(
         if client.state is EngineState.READY:
             client.submit(Request("a", (1,), SamplingParams(seed=fake_engine.STEP_FAILS)))
         deaths += sum(isinstance(event, EngineDied) for event in client.poll(0.1))
-    assert deaths == engine_client.MAX_RESTARTS + 1
-    assert time.monotonic() - started > 0.01 * (2**engine_client.MAX_RESTARTS - 1)
+    assert deaths == 6
+    assert time.monotonic() - started > 0.01 * (2**5 - 1)
     with pytest.raises(
         EngineDead, match=r"^the engine is failed after: the engine failed \(RuntimeError\)"
     ):
         client.submit(_request("b"))
 
 
+def _poll_waiting(client: EngineClient, condition: Callable[[], bool]) -> list[Any]:
+    """Poll as the owner of live requests does."""
+    events: list[Any] = []
+    deadline = time.monotonic() + 10.0
+    while not condition() and time.monotonic() < deadline:
+        events += client.poll(0.02, is_waited_for=True)
+    return events
+
+
+def test_a_frozen_engine_is_killed_after_the_step_timeout_and_started_again(
+    make_client: MakeClient,
+) -> None:
+    client = make_client(process=True, step_timeout_s=1.0, first_delay_s=0.01)
+    client.wait_ready()
+    client.submit(_request("a", max_tokens=10_000))
+    _poll_until(client, lambda e: isinstance(e, StepOutput))
+    pid = _pid(client)
+    os.kill(pid, signal.SIGSTOP)
+    for name in range(100):  # more than its connection holds: the thread that writes is stuck too
+        client.submit(Request(str(name), tuple(range(10_000)), SamplingParams(seed=0)))
+    stopped_at = time.monotonic()
+    _poll_waiting(client, lambda: client.is_frozen)
+    assert client.state is EngineState.READY
+    events = _poll_waiting(client, lambda: client.state is not EngineState.READY)
+    assert 0.9 < time.monotonic() - stopped_at < 3.0
+    assert events[-1].message == (
+        "the engine did not answer within step_timeout_s (1 s) and was killed; "
+        "it is being started again, send the request again later"
+    )
+    assert not Path(f"/proc/{pid}").exists()
+    assert not client.is_frozen
+    _poll_waiting(client, lambda: client.state is EngineState.READY)
+    assert sum(thread.name == "engine-writer" for thread in threading.enumerate()) == 1
+
+
+def test_an_engine_that_nothing_is_asked_of_may_be_silent(make_client: MakeClient) -> None:
+    client = make_client(process=True, step_timeout_s=1.0)
+    client.wait_ready()
+    os.kill(_pid(client), signal.SIGSTOP)
+    for _ in range(6):
+        assert client.poll(0.3) == []
+    assert not client.is_frozen
+
+
+def test_time_in_which_the_owner_itself_stood_still_is_not_the_engines_silence(
+    make_client: MakeClient,
+) -> None:
+    client = make_client(process=True, step_timeout_s=2.0)
+    client.wait_ready()
+    assert client.poll(1.5, is_waited_for=True) == []
+    assert client._engine is not None
+    assert client._engine.silent_s == 1.0
+
+
 def test_a_host_that_cannot_be_started_counts_as_a_death(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = make_client(process=True)
+    client = make_client(process=True, first_delay_s=0.01)
     client.wait_ready()
 
     def fail() -> EngineProcess:
         raise OSError("too many processes")
 
-    monkeypatch.setattr(engine_client, "RESTART_DELAY_S", 0.01)
     monkeypatch.setattr(client, "_start_host", fail)
     _kill(client)
     events = _poll_until(client, lambda e: "reload the model" in getattr(e, "message", ""))
-    assert len(events) == engine_client.MAX_RESTARTS + 1
+    assert len(events) == 6
     assert client.state is EngineState.FAILED
 
 
@@ -314,11 +368,9 @@ def test_an_idle_engine_uses_no_processor(make_client: MakeClient) -> None:
     client = make_client(process=True)
     client.wait_ready()
     time.sleep(1.2)  # past the check of an idle engine
-    assert client._engine is not None
-    assert isinstance(client._engine.host, EngineProcess)
-    before = _cpu_ticks(client._engine.host.pid)
+    before = _cpu_ticks(_pid(client))
     time.sleep(0.5)
-    assert _cpu_ticks(client._engine.host.pid) - before <= 1
+    assert _cpu_ticks(_pid(client)) - before <= 1
 
 
 def _cpu_ticks(pid: int) -> int:

@@ -17,12 +17,12 @@ PACKAGES = [ROOT / "kernels", ROOT / "backend", ROOT / "client"]
 
 #: Parts of `octavo`; each may import those before it, and its own modules.
 ORDER = """
-    errors interpreter request_keys scheduling_params tenant_weights structured_outputs
-    sampling_params config request
+    errors interpreter parent_process request_keys restart_policy
+    scheduling_params tenant_weights structured_outputs sampling_params config request
     cache.block_hash grammar sampling.token_rules beam_search sequence cache scheduler inspection
     sampling grammar_gate model
-    local.demo_model executor engine engine_messages engine_process engine_host engine_client text
-    local llm triton_model cli
+    local.demo_model executor engine engine_messages engine_process engine_host engine_link
+    engine_client text local llm triton_model cli
 """.split()
 
 #: What a package may not import, beside what ORDER says.

@@ -20,6 +20,7 @@ from octavo.errors import InvalidRequest
 from octavo.grammar.matcher import reason_of
 from octavo.grammar.translation import make_matcher, not_compiled, translate
 from octavo.interpreter import find_interpreter, package_path
+from octavo.parent_process import die_with_parent
 from octavo.structured_outputs import StructuredOutputs
 
 TIME_LIMIT_S = 5.0
@@ -87,8 +88,9 @@ def follow(matcher: LLMatcher, num_tokens: int) -> str:
 
 def main() -> int:
     """Read kind and text as JSON, and write the grammar and the error, of which one is null."""
+    die_with_parent()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
-    # Ends this process too when whoever started it is gone.
+    # Ends this process too when its parent was gone before it could be tied to it.
     seconds = int(TIME_LIMIT_S) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     wanted = StructuredOutputs(*json.load(sys.stdin))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,9 @@ class TritonPythonModel:
             datefmt="%H:%M:%S",
         )
         config = read_config(args, os.environ)
-        client = EngineClient(functools.partial(start_host, config))
+        # A thread cannot be ended, so a silent one is waited for.
+        step_timeout_s = config.step_timeout_s if config.engine_process else math.inf
+        client = EngineClient(functools.partial(start_host, config), step_timeout_s)
         try:
             # Imported late: it takes seconds, in which the engine starts already; and Triton
             # imports this file also just to complete the configuration.
