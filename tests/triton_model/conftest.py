@@ -22,8 +22,10 @@ from transformers import PreTrainedTokenizerFast
 from octavo.config import EngineConfig
 from octavo.engine_client import EngineClient
 from octavo.engine_host import EngineProcess, EngineThread
+from octavo.restart_policy import RestartPolicy
 from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.metrics import EngineMetrics
+from octavo.triton_model.request_record import Reporter
 from octavo.triton_model.service import Service
 
 FINAL = 1
@@ -240,10 +242,15 @@ def make_request() -> Callable[..., FakeRequest]:
 
 @pytest.fixture
 def make_client(fake_engine: ModuleType) -> Iterator[Callable[..., EngineClient]]:
-    """Make clients of a fake engine, in a thread unless a process is asked for."""
+    """Make clients of a fake engine, in a thread unless a process is asked for.
+
+    Restarts begin after `first_delay_s`.
+    """
     clients: list[EngineClient] = []
 
-    def make(process: bool = False, model: str = "fake", **options: Any) -> EngineClient:
+    def make(
+        process: bool = False, model: str = "fake", first_delay_s: float = 0.5, **options: Any
+    ) -> EngineClient:
         config = EngineConfig(model=model, **options)
 
         def start() -> EngineProcess | EngineThread:
@@ -251,7 +258,8 @@ def make_client(fake_engine: ModuleType) -> Iterator[Callable[..., EngineClient]
                 return EngineProcess(config, [sys.executable, str(_FAKE_ENGINE)])
             return EngineThread(config, fake_engine.FakeEngine)
 
-        clients.append(EngineClient(start))
+        restarts = RestartPolicy(first_delay_s=first_delay_s)
+        clients.append(EngineClient(start, config.step_timeout_s, restarts))
         return clients[-1]
 
     yield make
@@ -266,13 +274,18 @@ def make_service(
     """Make services on a fake engine; they are stopped, and their answers checked, afterwards."""
     services: list[Service] = []
 
-    def make(drain_timeout_s: float = 0.0, allow_inspect: bool = False, **options: Any) -> Service:
+    def make(
+        drain_timeout_s: float = 0.0,
+        allow_inspect: bool = False,
+        reporters: tuple[Reporter, ...] = (),
+        **options: Any,
+    ) -> Service:
         client = make_client(**options)
         client.wait_ready()
         metrics = EngineMetrics(pb_utils, "octavo", "1")
-        services.append(
-            Service(client, tokenizer, pb_utils, metrics, drain_timeout_s, allow_inspect)
-        )
+        config = EngineConfig("fake", drain_timeout_s=drain_timeout_s, allow_inspect=allow_inspect)
+        told = (metrics.report, *reporters)
+        services.append(Service(client, tokenizer, pb_utils, metrics, told, config))
         return services[-1]
 
     yield make

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo.config import EngineConfig
 from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.service import HUGE_PROMPT, LONG_PROMPT, Service
@@ -287,7 +288,8 @@ def test_a_huge_prompt_holds_up_neither_long_nor_short_ones(
     client = make_client()
     client.wait_ready()
     gate: Any = Gate(tokenizer, threading.Event())
-    serving = Service(client, gate, pb_utils, EngineMetrics(pb_utils, "octavo", "1"), 0.0, False)
+    metrics, config = EngineMetrics(pb_utils, "octavo", "1"), EngineConfig("fake")
+    serving = Service(client, gate, pb_utils, metrics, (), config)
     huge, long, short = (
         make_request(text_input="x" * length, sampling_parameters='{"max_tokens": 1}')
         for length in (HUGE_PROMPT, LONG_PROMPT, 1)

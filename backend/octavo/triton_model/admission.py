@@ -14,7 +14,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.text.bad_words import bad_words_token_ids
 from octavo.text.chat import render_chat
 from octavo.text.tokenizer import Tokenizer
-from octavo.triton_model.exchange import DecodedRequest, ResponseOptions
+from octavo.triton_model.exchange import Arrival, DecodedRequest, ResponseOptions
 from octavo.triton_model.live_request import LiveRequest
 from octavo.triton_model.pb_utils import ResponseSender
 
@@ -30,11 +30,11 @@ def admit(
     sender: ResponseSender,
     tokenizer: Tokenizer,
     info: EngineInfo,
-    arrival_s: float,
+    arrival: Arrival,
 ) -> LiveRequest:
     """Build the request for the engine and the state that waits for its tokens.
 
-    `arrival_s` is when the request came, by the monotonic clock: its deadline counts from there.
+    The request's deadline counts from its arrival.
 
     Raises:
         InvalidRequest: the prompt or a parameter does not fit the model.
@@ -51,14 +51,14 @@ def admit(
         str(next(_ids)),
         token_ids,
         params.resolve(len(token_ids), info.max_num_tokens, info.default_max_tokens),
-        arrival_s,
-        decoded.scheduling.deadline_s(arrival_s),
+        arrival.time_s,
+        decoded.scheduling.deadline_s(arrival.time_s),
         decoded.scheduling.priority,
         decoded.scheduling.tenant,
         decoded.scheduling.cache_salt,
         bad_words_token_ids(decoded.params.bad_words, tokenizer, info.eos_token_ids),
     )
-    return LiveRequest(request, decoded.options, sender, tokenizer, prompt)
+    return LiveRequest(request, arrival, decoded.options, sender, tokenizer, prompt)
 
 
 def _check_seats(params: SamplingParams, info: EngineInfo) -> None:

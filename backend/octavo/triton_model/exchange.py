@@ -14,6 +14,16 @@ from octavo.scheduling_params import SchedulingParams
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a request came, and by which names its client and the server's trace know it."""
+
+    time_s: float
+    """By the monotonic clock."""
+    client_request_id: str = ""
+    trace_context: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ResponseOptions:
     """What a client wants its responses to be."""
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo.errors import RequestCancelled
 from octavo.request import FinishReason, Request, SequenceTiming, TokenLogprobs, TokenOutput
 from octavo.text.logprobs_text import logprobs_json
 from octavo.text.output_text import OutputText
 from octavo.text.tokenizer import Tokenizer, replace_nul
-from octavo.triton_model.exchange import AnswerData, ResponseData, ResponseOptions
+from octavo.triton_model.exchange import AnswerData, Arrival, ResponseData, ResponseOptions
 from octavo.triton_model.pb_utils import ResponseSender
+from octavo.triton_model.request_meter import NewTokens, RequestMeter
 
 
 @dataclass(slots=True)
@@ -30,7 +32,8 @@ class _Answer:
     finish_reason: FinishReason | None = None
     is_timed: bool = False
 
-    def take(self, output: TokenOutput) -> None:
+    def take(self, output: TokenOutput) -> int:
+        """Add what a step produced; return how many tokens of it count."""
         delta = self.output.push(output.token_ids, output.finish_reason)
         self.text.append(delta.text)
         self.token_ids += output.token_ids[: delta.num_tokens]
@@ -38,12 +41,21 @@ class _Answer:
         self.logprobs += logprobs
         self.cumulative_logprob += sum(own.logprob for own, *_ in logprobs)
         self.finish_reason = delta.finish_reason
+        return delta.num_tokens
 
     def pop(self, prompt: str, write: Callable[[TokenLogprobs], str] | None) -> AnswerData:
         text, token_ids = prompt + "".join(self.text), tuple(self.token_ids)
         logprobs = () if write is None else tuple(map(write, self.logprobs))
         self.text, self.token_ids, self.logprobs = [], [], []
         return AnswerData(text, token_ids, self.finish_reason, logprobs, self.cumulative_logprob)
+
+
+class Taken(NamedTuple):
+    """What became of an output of the engine."""
+
+    is_cut: bool = False
+    """Whether the answer ended here although the engine goes on: a stop string was found."""
+    new_tokens: NewTokens = NewTokens(0)
 
 
 def missed_deadline(request: Request) -> RequestCancelled:
@@ -62,6 +74,7 @@ class LiveRequest:
 
     Args:
         request: what the engine gets.
+        arrival: when it came, and what else is told of it in the end.
         prompt: the prompt as text, sent before each answer if `options` ask for it.
         sender: where the responses go.
     """
@@ -69,14 +82,17 @@ class LiveRequest:
     def __init__(
         self,
         request: Request,
+        arrival: Arrival,
         options: ResponseOptions,
         sender: ResponseSender,
         tokenizer: Tokenizer,
         prompt: str,
     ) -> None:
         self.request = request
+        self.arrival = arrival
         self.options = options
         self.sender = sender
+        self.meter = RequestMeter(arrival.time_s, request.params.n)
         self._answers = [
             _Answer(OutputText(tokenizer, request.prompt_token_ids, request.params))
             for _ in range(request.params.n)
@@ -89,35 +105,40 @@ class LiveRequest:
             self._prompt_logprobs = ["null"]  # nothing stands before the first token
         self._wants_timing = "timing" in options.outputs
         self._timing: SequenceTiming | None = None
-        self._has_tokens = False
 
     @property
     def request_id(self) -> str:
         """The engine's name for the request."""
         return self.request.request_id
 
-    def take(self, output: TokenOutput) -> bool:
-        """Add what a step produced for one answer.
-
-        Returns whether the answer ended here although the engine goes on: a stop string was found.
-        """
+    def take(self, output: TokenOutput, now_s: float) -> Taken:
+        """Add what a step produced for one answer, at a time by the monotonic clock."""
         answer = self._answers[output.index]
         if self._prompt_logprobs is not None:
             self._prompt_logprobs += map(self._write, output.prompt_logprobs)
+        self.take_timing(output)
+        if answer.finish_reason is not None:
+            return Taken()  # the engine had not heard yet of the stop string
+        new_tokens = self.meter.take(output.index, answer.take(output), now_s)
+        is_cut = answer.finish_reason is not None and output.finish_reason is None
+        return Taken(is_cut, new_tokens)
+
+    def take_timing(self, output: TokenOutput) -> None:
+        """Keep what the last output of an answer says of its time."""
         if output.timing is not None:
             # The last to come is of the answer that ran longest, so its parts make up the whole.
-            self._timing, answer.is_timed = output.timing, True
-        if answer.finish_reason is not None:
-            return False  # the engine had not heard yet of the stop string
-        self._has_tokens |= bool(output.token_ids)
-        answer.take(output)
-        return answer.finish_reason is not None and output.finish_reason is None
+            self._timing, self._answers[output.index].is_timed = output.timing, True
+
+    @property
+    def timing(self) -> SequenceTiming | None:
+        """Where the engine's time went; None until it is known of all answers."""
+        return self._timing if all(answer.is_timed for answer in self._answers) else None
 
     @property
     def has_missed_deadline(self) -> bool:
         """Whether its deadline passed before it had any token."""
         reasons = {answer.finish_reason for answer in self._answers}
-        return FinishReason.DEADLINE in reasons and not self._has_tokens
+        return FinishReason.DEADLINE in reasons and self.meter.first_token_s is None
 
     @property
     def has_response(self) -> bool:
@@ -128,7 +149,7 @@ class LiveRequest:
         That one waits for its timing.
         """
         if all(answer.finish_reason is not None for answer in self._answers):
-            return self._is_timed
+            return not self._wants_timing or self.timing is not None
         return self.options.stream and any(any(answer.text) for answer in self._answers)
 
     def pop_response(self) -> ResponseData:
@@ -137,14 +158,10 @@ class LiveRequest:
         answers = tuple(answer.pop(self._prompt, write) for answer in self._answers)
         self._prompt = ""
         scored, self._prompt_logprobs = self._prompt_logprobs, None
-        timing = self._timing if self._wants_timing and self._is_timed else None
+        timing = self.timing if self._wants_timing else None
         return ResponseData(
             answers,
             len(self.request.prompt_token_ids),
             timing,
             None if scored is None else tuple(scored),
         )
-
-    @property
-    def _is_timed(self) -> bool:
-        return not self._wants_timing or all(answer.is_timed for answer in self._answers)

@@ -29,6 +29,5 @@ def make_service(
     tokenizer = Tokenizer.load(config.tokenizer or str(directory))
     client.wait_ready()
     metrics = EngineMetrics(pb_utils, model, version)
-    return Service(
-        client, tokenizer, pb_utils, metrics, config.drain_timeout_s, config.allow_inspect
-    )
+    reporters = (metrics.report,)
+    return Service(client, tokenizer, pb_utils, metrics, reporters, config)

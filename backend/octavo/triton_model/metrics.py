@@ -12,6 +12,7 @@ from typing import Any
 
 from octavo.request import FinishReason, StepStats
 from octavo.triton_model.pb_utils import Metric, PbUtils
+from octavo.triton_model.request_record import RequestRecord
 
 WRITE_INTERVAL_S = 0.1
 
@@ -99,7 +100,7 @@ _COUNTERS = (
 )
 _ENDS = (
     "octavo_requests_total",
-    "Requests given to the engine that have ended; of several answers, the first tells how",
+    "Requests that got their final answer; of several answers, the first tells how",
 )
 _ENGINE_UP = ("octavo_engine_up", "1 while the engine runs, 0 while it is dead or starting")
 
@@ -198,9 +199,9 @@ class EngineMetrics:
         for series, read in self._series:
             series.observe(read(stats))
 
-    def count_end(self, reason: FinishReason) -> None:
-        """Count a request that has ended; nothing is written yet."""
-        self._ends[reason].add(1)
+    def report(self, record: RequestRecord) -> None:
+        """Count a request that has its final answer; nothing is written yet."""
+        self._ends[record.finish_reason].add(1)
 
     def flush(self, now_s: float) -> float | None:
         """Write what changed if enough time has passed.

@@ -32,6 +32,8 @@ class RequestRecord:
     """Tokens of all its answers that count for its client: none past a stop string."""
     finish_reason: FinishReason
     """Of several answers, that of the first."""
+    was_refused: bool = False
+    """Whether it was turned away before it ran: it was wrong, or there was no room or no engine."""
     error: OctavoError | None = None
     """What the client got instead of a last response."""
     timing: SequenceTiming | None = None
@@ -39,4 +41,4 @@ class RequestRecord:
 
 
 Reporter = Callable[[RequestRecord], None]
-"""Who is told; called by the thread that answers, so it must not wait for anything."""
+"""Who is told; called by whichever thread has answered, so it must not wait for anything."""

@@ -21,6 +21,7 @@ from octavo.triton_model.inspecting import LiveInspection
 from octavo.triton_model.live_request import LiveRequest, missed_deadline
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import PbUtils, ResponseSender
+from octavo.triton_model.reporting import Reports
 
 #: How often clients are asked whether they are gone.
 CANCELLATION_INTERVAL_S = 0.02
@@ -56,11 +57,13 @@ class ResponseWriter:
         client: EngineClient,
         pb_utils: PbUtils,
         metrics: EngineMetrics,
+        reports: Reports,
         drain_timeout_s: float,
     ) -> None:
         self._client = client
         self._pb_utils = pb_utils
         self._metrics = metrics
+        self._reports = reports
         self._handed_over: deque[Live] = deque()
         self._live: dict[str, Live] = {}
         self._due: dict[str, Live] = {}
@@ -106,8 +109,10 @@ class ResponseWriter:
                 self._turn()
             except Exception:
                 logger.exception("the response writer failed; it ends all requests and goes on")
+                self._reports.wait_no_longer()
                 self._fail_all(EngineError("the server failed to answer; its log says why"))
                 time.sleep(CANCELLATION_INTERVAL_S)  # a lasting fault must not burn a core
+        self._reports.wait_no_longer()
         self._metrics.observe(StepStats(), engine_up=False)
         self._metrics.flush(time.monotonic())
         self._client.close(ENGINE_CLOSE_TIMEOUT_S)
@@ -147,16 +152,17 @@ class ResponseWriter:
             try:
                 self._client.submit(live.request)
             except EngineDead as error:
-                self._count_end(live, FinishReason.ERROR)
                 send_error(self._pb_utils, live.sender, error)
+                self._report(live, FinishReason.ERROR, error, was_refused=True)
             else:
                 self._live[live.request_id] = live
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, StepOutput):
             self._metrics.observe(event.stats, engine_up=True)
+            now_s = time.monotonic()
             for output in event.outputs:
-                self._take(output)
+                self._take(output, now_s)
         elif isinstance(event, Inspected):
             self._take_inspection(event)
         elif isinstance(event, EngineReady):
@@ -166,6 +172,7 @@ class ResponseWriter:
             self._end_live_soon()
         elif isinstance(event, EngineDied):
             self._metrics.observe(StepStats(), engine_up=False)
+            self._reports.wait_no_longer()
             self._fail_all(EngineDead(event.message))
 
     def _observe_ready(self, info: EngineInfo) -> None:
@@ -176,15 +183,16 @@ class ResponseWriter:
         )
         self._metrics.observe(stats, engine_up=True)
 
-    def _take(self, output: TokenOutput) -> None:
+    def _take(self, output: TokenOutput, now_s: float) -> None:
         live = self._live.get(output.request_id)
         if not isinstance(live, LiveRequest):
-            return  # answered already: cancelled, or past its stop string
+            self._reports.take_late(output)  # answered: cancelled, or past its stop string
+            return
         if output.finish_reason is FinishReason.ERROR:
             self._fail(live, output.error or EngineError("the engine could not finish the request"))
             return
         try:
-            if live.take(output):
+            if live.take(output, now_s).is_cut:
                 self._client.abort(live.request_id, FinishReason.STOP, output.index)
         except Exception:
             logger.exception("tokens of a request could not be turned into text")
@@ -206,7 +214,7 @@ class ResponseWriter:
     def _send(self, live: Live) -> None:
         data = live.pop_response()
         if data.is_final:
-            self._forget(live, data.answers[0].finish_reason)
+            self._forget(live)
         flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if data.is_final else 0
         try:
             response = encode_response(self._pb_utils, data, live.options.outputs)
@@ -216,6 +224,10 @@ class ResponseWriter:
             self._fail(
                 live, EngineError("the response could not be sent; the server's log says why")
             )
+            return
+        reason = data.answers[0].finish_reason
+        if data.is_final and reason is not None:
+            self._report(live, reason)
 
     def _ask_clients(self) -> None:
         """End the requests of clients that are gone, asking some of them each time."""
@@ -247,15 +259,21 @@ class ResponseWriter:
         self, live: Live, error: OctavoError, reason: FinishReason = FinishReason.ERROR
     ) -> None:
         """End a request with an error, here and in the engine."""
-        self._forget(live, reason)
+        self._forget(live)
         self._client.abort(live.request_id, FinishReason.ABORT)
         send_error(self._pb_utils, live.sender, error)
+        self._report(live, reason, error)
 
-    def _forget(self, live: Live, reason: FinishReason | None) -> None:
-        if self._live.pop(live.request_id, None) is not None:
-            self._count_end(live, reason)
+    def _forget(self, live: Live) -> None:
+        self._live.pop(live.request_id, None)
         self._due.pop(live.request_id, None)
 
-    def _count_end(self, live: Live, reason: FinishReason | None) -> None:
-        if isinstance(live, LiveRequest) and reason is not None:
-            self._metrics.count_end(reason)
+    def _report(
+        self,
+        live: Live,
+        reason: FinishReason,
+        error: OctavoError | None = None,
+        was_refused: bool = False,
+    ) -> None:
+        if isinstance(live, LiveRequest):
+            self._reports.end(live, reason, error, was_refused)

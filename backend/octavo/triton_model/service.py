@@ -9,15 +9,18 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from octavo.config import EngineConfig
 from octavo.engine_client import EngineClient, EngineState
 from octavo.errors import EngineError, OctavoError
 from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.admission import admit
 from octavo.triton_model.codec import decode_request
-from octavo.triton_model.exchange import DecodedRequest
+from octavo.triton_model.exchange import Arrival, DecodedRequest
 from octavo.triton_model.inspecting import LiveInspection, asks_to_inspect
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import InferenceRequest, PbUtils, ResponseSender
+from octavo.triton_model.reporting import Reports
+from octavo.triton_model.request_record import Reporter
 from octavo.triton_model.response_writer import ResponseWriter, send_error
 
 #: Prompts from these lengths on (characters, or ids) are rendered and tokenized by a thread of
@@ -30,7 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 class Service:
-    """Takes requests in and answers every one of them; the engine must be ready."""
+    """Takes requests in and answers every one of them; the engine must be ready.
+
+    Each of `reporters` is told of every request after its final answer.
+    """
 
     def __init__(
         self,
@@ -38,14 +44,17 @@ class Service:
         tokenizer: Tokenizer,
         pb_utils: PbUtils,
         metrics: EngineMetrics,
-        drain_timeout_s: float,
-        allow_inspect: bool,
+        reporters: tuple[Reporter, ...],
+        config: EngineConfig,
     ) -> None:
         self._client = client
         self._tokenizer = tokenizer
         self._pb_utils = pb_utils
-        self._allow_inspect = allow_inspect
-        self._writer = ResponseWriter(client, pb_utils, metrics, drain_timeout_s)
+        self._allow_inspect = config.allow_inspect
+        self._reports = Reports(reporters)
+        self._writer = ResponseWriter(
+            client, pb_utils, metrics, self._reports, config.drain_timeout_s
+        )
         self._long_prompts = ThreadPoolExecutor(1, thread_name_prefix="long-prompts")
         self._huge_prompts = ThreadPoolExecutor(1, thread_name_prefix="huge-prompts")
         self._writer.start()
@@ -57,7 +66,7 @@ class Service:
 
     def accept(self, request: InferenceRequest) -> None:
         """Copy a request and answer it later; a wrong one is answered at once. Never raises."""
-        arrival_s = time.monotonic()
+        arrival = Arrival(time.monotonic())
         sender = request.get_response_sender()
         try:
             if asks_to_inspect(request, self._allow_inspect):
@@ -65,13 +74,13 @@ class Service:
                 return
             decoded = decode_request(request, self._client.info.vocab_size)
             if decoded.prompt_length < LONG_PROMPT:
-                self._hand_over(decoded, sender, arrival_s)
+                self._hand_over(decoded, sender, arrival)
             elif decoded.prompt_length < HUGE_PROMPT:
-                self._long_prompts.submit(self._hand_over, decoded, sender, arrival_s)
+                self._long_prompts.submit(self._hand_over, decoded, sender, arrival)
             else:
-                self._huge_prompts.submit(self._hand_over, decoded, sender, arrival_s)
+                self._huge_prompts.submit(self._hand_over, decoded, sender, arrival)
         except Exception as error:
-            self._refuse(sender, error)
+            self._refuse(sender, arrival, error)
 
     def close(self) -> None:
         """Refuse new requests, let live ones finish until the timeout, and end everything."""
@@ -79,16 +88,17 @@ class Service:
         self._huge_prompts.shutdown(wait=True)
         self._writer.stop()
 
-    def _hand_over(self, decoded: DecodedRequest, sender: ResponseSender, arrival_s: float) -> None:
+    def _hand_over(self, decoded: DecodedRequest, sender: ResponseSender, arrival: Arrival) -> None:
         try:
-            live = admit(decoded, sender, self._tokenizer, self._client.info, arrival_s)
+            live = admit(decoded, sender, self._tokenizer, self._client.info, arrival)
             self._writer.submit(live)
         except Exception as error:
-            self._refuse(sender, error)
+            self._refuse(sender, arrival, error)
 
-    def _refuse(self, sender: ResponseSender, error: Exception) -> None:
+    def _refuse(self, sender: ResponseSender, arrival: Arrival, error: Exception) -> None:
         if not isinstance(error, OctavoError):
             # Its text may show paths of the server, so only the log gets it.
             logger.error("a request could not be taken in", exc_info=error)
             error = EngineError("the server could not take the request in; its log says why")
         send_error(self._pb_utils, sender, error)
+        self._reports.refuse(arrival, error)
