@@ -15,33 +15,50 @@ Names mirror the server's own tree where both know the case. Knows nothing of gR
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class OctavoClientError(Exception):
     """Root of every exception the client raises on purpose."""
+
+    code: ClassVar[str] = "UNKNOWN"
+    """One word for the kind, as the server's messages open with where it knows the kind too."""
 
 
 class InvalidRequest(OctavoClientError):
     """The request is wrong; sent again it fails again."""
 
+    code = "INVALID_ARG"
+
 
 class ModelNotFound(OctavoClientError):
     """The server has no model of this name."""
+
+    code = "NOT_FOUND"
 
 
 class Unavailable(OctavoClientError):
     """The server cannot be reached or takes no request now; the same request may work later."""
 
+    code = "UNAVAILABLE"
+
 
 class RequestCancelled(OctavoClientError):
     """The server ended the request, or the client was closed under it."""
+
+    code = "CANCELLED"
 
 
 class RequestTimeout(OctavoClientError):
     """The request was not finished within its time limit and was cancelled on the server."""
 
+    code = "TIMEOUT"
+
 
 class ServerError(OctavoClientError):
     """The server failed; the request is not at fault."""
+
+    code = "INTERNAL"
 
 
 #: gRPC status name to exception; every status not named here is a `ServerError`.
@@ -57,10 +74,7 @@ _BY_STATUS: dict[str, type[OctavoClientError]] = {
 
 #: Code with which the model opens an error message, as `CODE: message`; gRPC drops the code itself.
 _BY_CODE: dict[str, type[OctavoClientError]] = {
-    "INVALID_ARG": InvalidRequest,
-    "UNAVAILABLE": Unavailable,
-    "CANCELLED": RequestCancelled,
-    "INTERNAL": ServerError,
+    kind.code: kind for kind in (InvalidRequest, Unavailable, RequestCancelled, ServerError)
 }
 
 # What the server itself says names no code; the rest of it is about requests that do not fit.
