@@ -15,6 +15,7 @@ from octavo_client.errors import (
     ServerError,
     Unavailable,
 )
+from octavo_client.transport import tls_credentials
 
 __all__ = [
     "Answer",
@@ -33,4 +34,5 @@ __all__ = [
     "Timing",
     "TokenLogprob",
     "Unavailable",
+    "tls_credentials",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +25,7 @@ from octavo_client.transport import (
     STREAM_CODERS,
     STREAM_METHOD,
     StreamState,
+    call_metadata,
     channel_options,
     closed_error,
     time_limit,
@@ -116,10 +117,12 @@ class AsyncClient:
         timeout_s: float | None = None,
         keepalive_s: float = DEFAULT_KEEPALIVE_S,
         credentials: Any = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.url = url
         self.model = model
         self._timeout_s = time_limit(timeout_s, None)
+        self._metadata = call_metadata(headers)
         options = channel_options(url, keepalive_s)
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(url, options)
@@ -179,7 +182,9 @@ class AsyncClient:
         """Return whether the server answers within `timeout_s` that the model is loaded."""
         request = service_pb2.ModelReadyRequest(name=self.model)
         try:
-            response = await self._stub.ModelReady(request, timeout=timeout_s)
+            response = await self._stub.ModelReady(
+                request, timeout=timeout_s, metadata=self._metadata
+            )
         except grpc.RpcError:
             return False
         except grpc.aio.UsageError:
@@ -221,7 +226,7 @@ class AsyncClient:
     def _send(self, request: Any, timeout_s: float | None) -> AsyncDeltaStream:
         limit = time_limit(timeout_s, self._timeout_s)
         try:
-            call = self._stream_call(request, timeout=limit)
+            call = self._stream_call(request, timeout=limit, metadata=self._metadata)
         except grpc.aio.UsageError:  # gRPC's answer to a call on a closed channel
             raise closed_error(self.url) from None
         return AsyncDeltaStream(self, call, limit)

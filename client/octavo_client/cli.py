@@ -16,6 +16,7 @@ import click
 from octavo_client.answer import Completion, Delta
 from octavo_client.chat import Chat
 from octavo_client.cli_options import (
+    Connection,
     connected,
     connection_options,
     in_terms_of_options,
@@ -37,12 +38,12 @@ from octavo_client.meter import Meter
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is whole.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a response.")
 def generate(
-    prompt: str, url: str, model: str, no_stream: bool, as_json: bool, **options: Any
+    prompt: str, connection: Connection, no_stream: bool, as_json: bool, **options: Any
 ) -> None:
     """Continue PROMPT, used as it is; `-` reads it from stdin."""
     if prompt == "-":
         prompt = sys.stdin.read()
-    with connected(url, model) as client:
+    with connected(connection) as client:
         if no_stream or (not as_json and (options["n"] or 1) > 1):
             _print_whole(client, prompt, request_params(options), as_json)
         else:
@@ -53,23 +54,23 @@ def generate(
 @connection_options
 @sampling_options
 @click.option("--system", help="Instructions that open the conversation.")
-def chat(url: str, model: str, system: str | None, **options: Any) -> None:
+def chat(connection: Connection, system: str | None, **options: Any) -> None:
     """Talk with the model; the conversation is kept until /clear, /exit or Ctrl-D."""
-    with connected(url, model) as client:
+    with connected(connection) as client:
         Chat(client, system, request_params(options), describe=in_terms_of_options).run()
 
 
 @click.command()
 @connection_options
 @seconds("--timeout", default=10.0, show_default=True, help="Seconds to wait for the token.")
-def health(url: str, model: str, timeout: float) -> None:
+def health(connection: Connection, timeout: float) -> None:
     """Generate one token; exit 0 if it came in time, else 1."""
-    with connected(url, model) as client:
+    with connected(connection) as client:
         try:
             took_s = client.health(timeout)
         except OctavoClientError as error:
             raise click.ClickException(in_terms_of_options(error)) from None
-    click.echo(f"ok: {model} at {url} generated a token in {took_s:.3f} s")
+    click.echo(f"ok: {connection.model} at {connection.url} generated a token in {took_s:.3f} s")
 
 
 #: What the `octavo` command adds to its group.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from octavo_client.client import Client
 from octavo_client.errors import InvalidRequest, OctavoClientError
+from octavo_client.transport import tls_credentials
 
-_INTERRUPTED = 130
+#: Exit code of a command that Ctrl-C ended.
+INTERRUPTED = 130
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -29,10 +34,37 @@ def seconds(*names: str, **attributes: Any) -> Callable[[Command], Command]:
     return click.option(*names, type=click.FloatRange(min=0, min_open=True), **attributes)
 
 
+class _Header(click.ParamType):  # type: ignore[type-arg]
+    """A name and a value around `=`; in a variable several stand on lines of their own."""
+
+    name = "name=value"
+    envvar_list_splitter = "\n"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str]:
+        name, equals, text = str(value).partition("=")
+        if not equals or not name.strip():
+            # The value may be a secret that lost its name.
+            self.fail("it must be a name, '=' and a value", param, ctx)
+        return name.strip(), text.strip()
+
+
+_PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}
 _CONNECTION = (
     click.option("--url", default="127.0.0.1:8001", help="Host and gRPC port.", **_SHOWN),
     click.option("--model", default="octavo", help="Model name on the server.", **_SHOWN),
+    click.option("--tls", is_flag=True, help="Encrypt the connection."),
+    click.option("--ca", type=_PEM, help="Certificates to trust (PEM); implies --tls."),
+    click.option("--cert", type=_PEM, help="Own certificate, if the server asks; implies --tls."),
+    click.option("--key", type=_PEM, help="Private key of --cert."),
+    click.option(
+        "--header",
+        "headers",
+        type=_Header(),
+        multiple=True,
+        show_envvar=True,
+        help="Sent with every call, such as a restricted protocol's key; may be repeated.",
+    ),
 )
 _SAMPLING = (
     click.option("--max-tokens", type=int, help="Tokens to generate at most."),
@@ -58,11 +90,46 @@ class BadRequest(click.ClickException):
     exit_code = 2
 
 
-def connection_options(command: Command) -> Command:
-    """Add `--url` and `--model`."""
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Which model of which server a command talks to, and how."""
+
+    url: str
+    model: str
+    tls: bool = False
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the keywords that `Client` and `AsyncClient` take for it.
+
+        Raises:
+            InvalidRequest: one of certificate and key is given alone.
+        """
+        files = (self.ca, self.cert, self.key)
+        is_encrypted = self.tls or any(files)
+        return {
+            "url": self.url,
+            "model": self.model,
+            "credentials": tls_credentials(*files) if is_encrypted else None,
+            "headers": dict(self.headers),
+        }
+
+
+def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--url`, `--model` and those of TLS and headers; they come as one `Connection`."""
+
+    @functools.wraps(command)
+    def with_connection(*args: Any, **options: Any) -> Any:
+        own = {name: options.pop(name) for name in Connection.__slots__}
+        return command(*args, connection=Connection(**own), **options)
+
+    decorated: Callable[..., Any] = with_connection
     for option in reversed(_CONNECTION):
-        command = option(command)
-    return command
+        decorated = option(decorated)
+    return decorated
 
 
 def sampling_options(command: Command) -> Command:
@@ -91,10 +158,10 @@ def in_terms_of_options(error: OctavoClientError) -> str:
 
 
 @contextmanager
-def connected(url: str, model: str) -> Iterator[Client]:
+def connected(connection: Connection) -> Iterator[Client]:
     """Open a client; end the command with a line and an exit code when anything fails."""
     try:
-        with Client(url, model) as client:
+        with Client(**connection.arguments()) as client:
             yield client
     except InvalidRequest as error:
         raise BadRequest(in_terms_of_options(error)) from None
@@ -102,4 +169,4 @@ def connected(url: str, model: str) -> Iterator[Client]:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
         click.echo(err=True)
-        raise click.exceptions.Exit(_INTERRUPTED) from None
+        raise click.exceptions.Exit(INTERRUPTED) from None

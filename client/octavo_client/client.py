@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +24,7 @@ from octavo_client.transport import (
     STREAM_CODERS,
     STREAM_METHOD,
     StreamState,
+    call_metadata,
     channel_options,
     closed_error,
     time_limit,
@@ -96,7 +97,9 @@ class Client:
         timeout_s: limit of each request from sending to its last token; None means none.
         keepalive_s: a server that has been silent for so long is pinged, and given up for
             lost 10 s later. Stock servers drop a connection pinged more often than every 300 s.
-        credentials: `grpc.ChannelCredentials` for TLS; None means an unencrypted connection.
+        credentials: what `tls_credentials` returns, or other `grpc.ChannelCredentials`; None means
+            an unencrypted connection.
+        headers: sent with every call, such as the key of a restricted protocol.
     """
 
     def __init__(
@@ -107,10 +110,12 @@ class Client:
         timeout_s: float | None = None,
         keepalive_s: float = DEFAULT_KEEPALIVE_S,
         credentials: Any = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.url = url
         self.model = model
         self._timeout_s = time_limit(timeout_s, None)
+        self._metadata = call_metadata(headers)
         # A reader that Ctrl-C hits inside gRPC keeps its lock; with a thread of gRPC's own between
         # reader and connection, which needs that lock, the whole client would stand still.
         options = [
@@ -190,7 +195,8 @@ class Client:
         """Return whether the server answers within `timeout_s` that the model is loaded."""
         request = service_pb2.ModelReadyRequest(name=self.model)
         try:
-            return bool(self._stub.ModelReady(request, timeout=timeout_s).ready)
+            answer = self._stub.ModelReady(request, timeout=timeout_s, metadata=self._metadata)
+            return bool(answer.ready)
         except grpc.RpcError:
             return False
         except ValueError:
@@ -236,7 +242,7 @@ class Client:
     def _send(self, request: Any, timeout_s: float | None) -> DeltaStream:
         limit = time_limit(timeout_s, self._timeout_s)
         try:
-            call = self._stream_call(request, timeout=limit)
+            call = self._stream_call(request, timeout=limit, metadata=self._metadata)
         except ValueError:  # gRPC's answer to a call on a closed channel
             raise closed_error(self.url) from None
         return DeltaStream(self, call, limit)

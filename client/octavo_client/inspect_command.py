@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from octavo_client.cli_options import connected, connection_options, seconds
+from octavo_client.cli_options import Connection, connected, connection_options, seconds
 from octavo_client.client import Client
 from octavo_client.engine_view import EngineView
 
@@ -28,10 +28,12 @@ from octavo_client.engine_view import EngineView
     help="Look again after so many seconds, until Ctrl-C.",
 )
 @seconds("--timeout", default=10.0, show_default=True, help="Seconds to wait for the engine.")
-def inspect(url: str, model: str, as_json: bool, interval_s: float | None, timeout: float) -> None:
+def inspect(
+    connection: Connection, as_json: bool, interval_s: float | None, timeout: float
+) -> None:
     """Show the KV blocks and the queue of a running engine, if its server allows it."""
     is_live = interval_s is not None and not as_json
-    with connected(url, model) as client, _screen(is_live) as show:
+    with connected(connection) as client, _screen(is_live) as show:
         for state in _look(client, interval_s, timeout):
             if as_json:
                 click.echo(json.dumps(state))

@@ -10,6 +10,9 @@ crashes (SIGSEGV) now and then after such an error. Knows nothing of tensors.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -36,6 +39,8 @@ _CONNECT_TIMEOUT_S = 5.0
 _MAX_RECONNECT_PAUSE_S = 1.0
 
 _LOOPBACK = ("127.", "localhost", "[::1]")
+_HEADER_NAME = re.compile(r"[0-9a-z_.-]+")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e]*")
 
 
 def channel_options(url: str, keepalive_s: float) -> list[tuple[str, int]]:
@@ -58,6 +63,46 @@ def channel_options(url: str, keepalive_s: float) -> list[tuple[str, int]]:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0 if url.startswith(_LOOPBACK) else 1),
     ]
+
+
+def tls_credentials(
+    ca: str | Path | None = None, cert: str | Path | None = None, key: str | Path | None = None
+) -> grpc.ChannelCredentials:
+    """Return what makes a client's connection encrypted, from files in PEM form.
+
+    Args:
+        ca: certificates to trust; by default those that gRPC brings along.
+        cert: the client's own certificate chain, for a server that asks for one.
+        key: the private key of `cert`.
+
+    Raises:
+        InvalidRequest: one of `cert` and `key` stands without the other.
+        OSError: a file cannot be read.
+    """
+    if (cert is None) != (key is None):
+        given, other = ("key", "cert") if cert is None else ("cert", "key")
+        raise InvalidRequest(f"{given} is given without {other} but must have it beside")
+    pems = [None if path is None else Path(path).read_bytes() for path in (ca, key, cert)]
+    return grpc.ssl_channel_credentials(*pems)
+
+
+def call_metadata(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """Return the headers of every call as gRPC takes them.
+
+    Raises:
+        InvalidRequest: a name or a value is none that gRPC can send; values are not shown, for
+            they may be secrets.
+    """
+    pairs = tuple((name.lower(), value) for name, value in (headers or {}).items())
+    for name, value in pairs:
+        if not _HEADER_NAME.fullmatch(name) or name.startswith("grpc-") or name.endswith("-bin"):
+            raise InvalidRequest(
+                f"header {name!r} must be of letters, digits, '_', '.' and '-', "
+                "and may neither begin with grpc- nor end with -bin"
+            )
+        if not _HEADER_VALUE.fullmatch(value):
+            raise InvalidRequest(f"the value of header {name!r} must be of printable ASCII")
+    return pairs
 
 
 def time_limit(timeout_s: float | None, default_s: float | None) -> float | None:
@@ -104,7 +149,10 @@ class StreamState:
 def error_from_call(error: Any, url: str, timeout_s: float | None) -> OctavoClientError:
     """Turn the `grpc.RpcError` of a call to `url` into the client's own exception."""
     status, message = error.code().name, error.details() or "no details were given"
-    if message.startswith("failed to connect"):
+    if "handshake failed" in message:
+        reason = message.removesuffix(": OK").rpartition(": ")[2]
+        message = f"no encrypted connection to {url}: {reason}"
+    elif message.startswith("failed to connect"):
         message = f"no gRPC server answers at {url}: {message.rpartition(': ')[2]}"
     elif status == "UNAVAILABLE":
         message = f"server {url} is unavailable: {message}"

@@ -160,6 +160,20 @@ def test_seconds_are_checked_before_anything_is_sent(server, run, command):
     assert server.requests == []
 
 
+@pytest.mark.parametrize("header", ["x-key", "=secret", " =secret"])
+def test_a_header_without_name_or_value_is_refused_without_being_shown(server, run, header):
+    result = run(generate, "--header", header, "hi")
+    assert result.exit_code == 2
+    assert "Invalid value for '--header': it must be a name, '=' and a value" in result.stderr
+    assert "secret" not in result.stderr
+
+
+def test_a_key_file_needs_its_certificate(server, run):
+    result = run(generate, "--key", __file__, "hi")
+    assert result.exit_code == 2
+    assert result.stderr == "Error: --key is given without cert but must have it beside\n"
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_help_names_the_variable_of_the_address(command):
     result = CliRunner().invoke(

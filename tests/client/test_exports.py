@@ -22,6 +22,7 @@ def test_the_public_names_are_these():
         "Timing",
         "TokenLogprob",
         "Unavailable",
+        "tls_credentials",
     ]
     assert all(hasattr(octavo_client, name) for name in octavo_client.__all__)
 

@@ -73,3 +73,21 @@ def test_a_flag_that_repeats_an_option_is_refused(flag: str) -> None:
     name = flag.partition("=")[0]
     with pytest.raises(ConfigError, match=f"^flag {name} is set by octavo itself"):
         ServerOptions(flags=(flag,))
+
+
+@pytest.mark.parametrize(
+    ("flags", "keys"),
+    [
+        ((), {}),
+        (("--http-restricted-api=health,inference:key=a:b=c",), {"key": "a:b=c"}),
+        (("--http-restricted-api", "health:x-key=1", "--log-verbose=1"), {"x-key": "1"}),
+        (
+            ("--http-restricted-api=health:a=1", "--http-restricted-api=logging:b=2"),
+            {"a": "1", "b": "2"},
+        ),
+    ],
+)
+def test_the_launcher_knows_the_keys_of_restricted_http(
+    flags: tuple[str, ...], keys: dict[str, str]
+) -> None:
+    assert ServerOptions(flags=flags).http_keys == keys

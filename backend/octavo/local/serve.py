@@ -140,6 +140,8 @@ def _greeting(server: TritonServer, load_s: float) -> str:
     if _has_octavo(server):
         body = {"text_input": PROMPT, "stream": True, "max_tokens": 32}
         url = "" if server.grpc_url == "127.0.0.1:8001" else f" --url {server.grpc_url}"
+        if any(flag.startswith("--grpc-use-ssl") for flag in server.options.flags):
+            url += " --tls"
         lines += [
             "",
             f"  curl -N {server.http_url}/v2/models/{MODEL_NAME}/generate_stream "
@@ -167,7 +169,8 @@ def _own_command() -> str:
 
 
 def _has_octavo(server: TritonServer) -> bool:
-    request = urllib.request.Request(f"{server.http_url}/v2/repository/index", data=b"{}")
+    url, keys = f"{server.http_url}/v2/repository/index", server.options.http_keys
+    request = urllib.request.Request(url, data=b"{}", headers=keys)
     try:
         with urllib.request.urlopen(request, timeout=5.0) as answer:
             return any(model["name"] == MODEL_NAME for model in json.load(answer))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from octavo.local import bundle
+from octavo.local.addresses import listen_address
 from octavo.local.server_options import ServerOptions
 
 GPU_DRIVER = Path("/proc/driver/nvidia/version")
@@ -32,7 +33,7 @@ def server_command(options: ServerOptions, ports: Mapping[str, int], runtime: Pa
         *(f"--model-repository={path}" for path in (repository, *options.extra_repositories)),
         f"--backend-directory={runtime / 'backends'}",
         f"--backend-config=python,shm-region-prefix-name={runtime.name}",
-        *(f"--{kind}-address={options.host}" for kind in ports),
+        *(f"--{kind}-address={listen_address(options.host, kind)}" for kind in ports),
         *(f"--{kind}-port={port}" for kind, port in ports.items()),
         f"--exit-timeout-secs={max(1, int(options.grace_s))}",
         *(() if GPU_DRIVER.exists() else CPU_FLAGS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,15 @@ class ServerOptions:
     """Variables added to this process's own."""
     flags: tuple[str, ...] = ()
     """Further flags of `tritonserver`."""
+
+    @property
+    def http_keys(self) -> dict[str, str]:
+        """Headers that open what the flags `--http-restricted-api=APIS:HEADER=VALUE` restrict."""
+        name = "--http-restricted-api"
+        joined = [flag.removeprefix(f"{name}=") for flag in self.flags if f"{name}=" in flag]
+        apart = [value for flag, value in itertools.pairwise(self.flags) if flag == name]
+        parts = [value.partition("=") for value in (*joined, *apart)]
+        return {apis.rpartition(":")[2]: value for apis, _, value in parts}
 
     @property
     def is_private(self) -> bool:

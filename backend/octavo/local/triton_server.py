@@ -29,6 +29,7 @@ from typing import Self
 
 from octavo.errors import LaunchError
 from octavo.local import bundle, guardian
+from octavo.local.addresses import reachable_address
 from octavo.local.ports import claim_ports
 from octavo.local.runtime import make_runtime, sweep_stale
 from octavo.local.server_command import engine_overrides, server_command
@@ -82,8 +83,7 @@ class TritonServer:
         return "http://" + self._address("metrics") + "/metrics"
 
     def _address(self, kind: str) -> str:
-        host = "127.0.0.1" if self.options.host == "0.0.0.0" else self.options.host
-        return f"{host}:{self._ports[kind]}"
+        return reachable_address(self.options.host, self._ports[kind])
 
     def start(self) -> None:
         """Start the server process.
@@ -205,7 +205,8 @@ class TritonServer:
             urls.append(self.metrics_url)
         try:
             for url in urls:
-                urllib.request.urlopen(url, timeout=5.0).close()
+                request = urllib.request.Request(url, headers=self.options.http_keys)
+                urllib.request.urlopen(request, timeout=5.0).close()
         except OSError:
             return False
         return True
