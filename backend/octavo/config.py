@@ -46,6 +46,10 @@ class EngineConfig:
     """Checkpoint directory (safetensors), GGUF file, hub id, or `demo`."""
     tokenizer: str | None = None
     """Directory or hub id of the tokenizer; by default the model's own."""
+    trust_remote_code: bool = False
+    """Run Python that the checkpoint or its hub repository brings along to load its tokenizer."""
+    allow_pickle: bool = False
+    """Load pickled weights (.bin, .pt, .pth) of tensors only, where there are no safetensors."""
     dtype: str = "auto"
     """`auto` (the checkpoint's), `bfloat16`, `float16` or `float32`."""
     device: str = "auto"
@@ -82,6 +86,8 @@ class EngineConfig:
     """Longest prompt plus output, in tokens; by default the model's own context."""
     default_max_tokens: int = 512
     """Output limit of requests that name none, in tokens."""
+    max_prompt_bytes: int = 16_777_216
+    """Longest prompt as it is sent, in bytes of text, of JSON messages, or of 4-byte ids."""
     max_logprobs: int = 20
     """Most likely tokens of which a request may ask the log-probability, from 0 to 1024."""
     engine_process: bool = True
