@@ -18,7 +18,7 @@ _MIN_CELLS_A_ROW = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class Look:
     """How the blocks of one state are drawn."""
 
     name: str
@@ -28,11 +28,11 @@ class _Look:
 
 
 #: By the server's letter for the state, the most in use first.
-_LOOKS = {
-    "s": _Look("shared", "█", "#", "magenta"),
-    "u": _Look("used", "▓", "=", "green"),
-    "c": _Look("cached", "░", "-", "cyan"),
-    ".": _Look("free", "·", ".", "bright_black"),
+LOOKS = {
+    "s": Look("shared", "█", "#", "magenta"),
+    "u": Look("used", "▓", "=", "green"),
+    "c": Look("cached", "░", "-", "cyan"),
+    ".": Look("free", "·", ".", "bright_black"),
 }
 
 
@@ -67,7 +67,7 @@ class BlockMap:
         for row in rows:
             line = Text(f"{row.start:>{self._label_width}} ", no_wrap=True, overflow="crop")
             if len(row) > self._cells_a_row(options.max_width) * blocks_a_cell:
-                line.append(f"{len(row):,} free blocks", _LOOKS["."].style)
+                line.append(f"{len(row):,} free blocks", LOOKS["."].style)
             else:
                 for start in row[::blocks_a_cell]:
                     look = _most_in_use(self._states[start : min(start + blocks_a_cell, row.stop)])
@@ -76,7 +76,7 @@ class BlockMap:
 
     def _legend(self, ascii_only: bool) -> Text:
         text = Text(no_wrap=True, overflow="crop")
-        for letter, look in _LOOKS.items():
+        for letter, look in LOOKS.items():
             text.append(look.ascii_sign if ascii_only else look.sign, look.style)
             text.append(f" {self._states.count(letter):,} {look.name}  ")
         return text
@@ -113,5 +113,5 @@ class BlockMap:
         return not self._states[start : start + count].strip(".")
 
 
-def _most_in_use(states: str) -> _Look:
-    return next(look for letter, look in _LOOKS.items() if letter in states)
+def _most_in_use(states: str) -> Look:
+    return next(look for letter, look in LOOKS.items() if letter in states)

@@ -1,4 +1,4 @@
-"""Commands of the client: `generate`, `chat`, `health` and `inspect`.
+"""Commands of the client: `generate`, `chat`, `health`, `inspect`, `top` and `bench`.
 
 Exit codes: 0 done, 1 the server failed or cannot be reached, 2 the request is wrong,
 130 stopped by Ctrl-C. Answers, and headings between several, go to stdout, all else to stderr.
@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from octavo_client.answer import Completion, Delta
+from octavo_client.bench.command import bench
 from octavo_client.chat import Chat
 from octavo_client.cli_options import (
     Connection,
@@ -28,6 +29,7 @@ from octavo_client.client import Client
 from octavo_client.errors import OctavoClientError
 from octavo_client.inspect_command import inspect
 from octavo_client.meter import Meter
+from octavo_client.top_command import top
 
 
 @click.command()
@@ -74,7 +76,7 @@ def health(connection: Connection, timeout: float) -> None:
 
 
 #: What the `octavo` command adds to its group.
-COMMANDS: tuple[click.Command, ...] = (generate, chat, health, inspect)
+COMMANDS: tuple[click.Command, ...] = (generate, chat, health, inspect, top, bench)
 
 
 def _print_whole(client: Client, prompt: str, params: dict[str, Any], as_json: bool) -> None:

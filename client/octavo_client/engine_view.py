@@ -92,7 +92,7 @@ class EngineView:
         yield f"preemptions: {swaps:,} by swap, {recomputes:,} by recomputing"
         if state["sequences"]:
             forked = (
-                f"; {_printable(min(self._forked))}[1]: its second answer" if self._forked else ""
+                f"; {printable(min(self._forked))}[1]: its second answer" if self._forked else ""
             )
             yield f"computed: tokens with KV / known tokens{forked}"
 
@@ -141,7 +141,7 @@ class EngineView:
             "host": _or_empty(len(sequence["host_table"])),
             "waits": _seconds(sequence["waiting_s"]),
             "priority": _or_empty(sequence["priority"]),
-            "tenant": _printable(sequence["tenant"]),
+            "tenant": printable(sequence["tenant"]),
             "age": _seconds(sequence["age_s"]),
             _BLOCK_TABLE: _ranges(table),
         }
@@ -150,7 +150,7 @@ class EngineView:
         """Return the request's id, with the index of a sequence that is one of several."""
         request_id, index = sequence["request_id"], sequence["index"]
         is_one_of_several = index or request_id in self._forked
-        return _printable(f"{request_id}[{index}]" if is_one_of_several else request_id)
+        return printable(f"{request_id}[{index}]" if is_one_of_several else request_id)
 
 
 def _table(rows: Sequence[Mapping[str, str]], width: int) -> Table:
@@ -220,6 +220,6 @@ def _seconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:.1f} s"
 
 
-def _printable(text: str) -> str:
-    # Clients choose what is shown here; it must not reach the terminal as a control sequence.
+def printable(text: str) -> str:
+    """Return text that came from elsewhere without what a terminal would take as a command."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

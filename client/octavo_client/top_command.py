@@ -1,0 +1,143 @@
+"""The command `top`: what goes on in a server, looked at again and again by its metrics."""
+
+from __future__ import annotations
+
+import http.client
+import time
+import urllib.error
+import urllib.request
+from urllib.parse import urlsplit
+
+import click
+
+from octavo_client.cli_options import INTERRUPTED, seconds
+from octavo_client.engine_view import printable
+from octavo_client.errors import Unavailable
+from octavo_client.top_history import History
+from octavo_client.top_sample import Sample, parse
+from octavo_client.top_screen import Screen, opened
+from octavo_client.top_view import TopView
+
+#: Seconds that a server gets for its metrics.
+TIMEOUT_S = 5.0
+
+
+def _checked(_: click.Context, __: click.Parameter, url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # of a port that is no number, or of brackets
+        is_address = False
+    if not is_address:
+        raise click.BadParameter(f"{url!r} must look like http://127.0.0.1:8002/metrics")
+    return url
+
+
+@click.command()
+@click.option(
+    "--metrics-url",
+    "url",
+    default="http://127.0.0.1:8002/metrics",
+    callback=_checked,
+    show_default=True,
+    help="Where the server has its metrics.",
+)
+@click.option("--model", help="Show this model only; default: every model of Octavo.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@seconds(
+    "--window",
+    "window_s",
+    default=30.0,
+    show_default=True,
+    help="Last seconds that percentiles and counts tell of.",
+)
+@click.option("--once", is_flag=True, help="Look twice, print one picture and end.")
+def top(url: str, model: str | None, interval_s: float, window_s: float, once: bool) -> None:
+    """Watch requests, KV blocks, speed and latencies of a server; q or Ctrl-C ends it."""
+    watch = _Watch(url, model, History(interval_s, window_s))
+    try:
+        watch.start()
+        with opened(is_live=not once) as screen:
+            watch.run(screen, interval_s, once)
+    except Unavailable as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        click.echo(err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+class _Watch:
+    """Looks at a server; one that answered once is waited for when it goes away."""
+
+    def __init__(self, url: str, model: str | None, history: History) -> None:
+        self._url = url
+        self._model = model
+        self._history = history
+
+    def start(self) -> None:
+        """Look for the first time.
+
+        Raises:
+            Unavailable: the server has no metrics, or none of the model.
+        """
+        sample = fetch(self._url)
+        names = sorted({name for name, _ in sample.models})
+        if not names:
+            raise Unavailable(f"{self._url} has no metrics of Octavo; is the model loaded?")
+        if self._model is not None and self._model not in names:
+            known = ", ".join(map(printable, names))
+            raise Unavailable(f"{self._url} has no model {self._model!r}; it has {known}")
+        self._history.add(sample)
+
+    def run(self, screen: Screen, interval_s: float, once: bool) -> None:
+        """Draw and look again until the user has had enough; `once`: look, then draw and end."""
+        if not once:
+            screen.show(self._picture("", screen.is_live))
+        while not screen.wait(interval_s):
+            screen.show(self._picture(self._look(), screen.is_live))
+            if once:
+                return
+
+    def _look(self) -> str:
+        """Take another look; return what went wrong, if anything did."""
+        try:
+            self._history.add(fetch(self._url))
+        except Unavailable as error:
+            self._history.miss()
+            return f"{error}; trying again"
+        return ""
+
+    def _picture(self, trouble: str, is_live: bool) -> TopView:
+        sample = self._history.last
+        keys = sample.models if sample is not None else ()
+        trends = [self._history.trend(key) for key in keys if self._model in (None, key[0])]
+        clock = time.strftime("%H:%M:%S")
+        return TopView(f"octavo top  {self._url}  {clock}", trends, trouble, is_live=is_live)
+
+
+def fetch(url: str) -> Sample:
+    """Ask a server for its metrics.
+
+    Raises:
+        Unavailable: it cannot be reached, refuses, or answers with something else.
+    """
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+            return parse(answer.read().decode(), time.monotonic())
+    except urllib.error.HTTPError as error:
+        with error:
+            reason = f"status {error.code}"
+    except urllib.error.URLError as error:
+        reason = str(getattr(error.reason, "strerror", None) or error.reason).lower()
+    except (OSError, http.client.HTTPException) as error:
+        reason = str(error).lower() or type(error).__name__
+    except ValueError:
+        reason = "the answer is not in Prometheus' format"
+    raise Unavailable(f"no metrics from {url}: {reason}")
