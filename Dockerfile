@@ -8,7 +8,15 @@ ENV PIP_BREAK_SYSTEM_PACKAGES=1 \
     PIP_NO_CACHE_DIR=1 \
     XDG_CACHE_HOME=/var/cache/octavo \
     HF_HOME=/var/cache/octavo/huggingface \
-    TRITON_CACHE_DIR=/var/cache/octavo/triton
+    TRITON_CACHE_DIR=/var/cache/octavo/triton \
+    CUDA_CACHE_PATH=/var/cache/octavo/cuda
+
+# tini: see ENTRYPOINT. A compiler and Python's headers: the CPU kernels and the Triton language's
+# launchers are compiled on first use.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ python3-dev tini \
+    && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/octavo
 
@@ -22,9 +30,10 @@ COPY LICENSE README.md pyproject.toml ./
 COPY backend backend
 COPY client client
 COPY kernels kernels
+COPY model_repository /models
 RUN python3 -m pip install --constraint constraints.txt ".[server]" \
     && python3 -c "from pathlib import Path; from octavo.local.bundle import write_octavo_backend as write; write(Path('/opt/tritonserver/backends'))" \
-    && install --directory --owner=1000 --group=1000 "${XDG_CACHE_HOME}" /models /checkpoints
+    && install --directory --owner=1000 --group=1000 "${XDG_CACHE_HOME}" /checkpoints
 
 USER 1000:1000
 VOLUME ["/var/cache/octavo"]
@@ -34,4 +43,8 @@ EXPOSE 8000 8001 8002
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 \
     CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v2/health/ready', timeout=4)"]
 
+# Triton tells a model nothing of SIGTERM while requests run, so the engine must get the signal too:
+# tini (-g) sends it to the whole process group. Docker's own init process does not by itself, and
+# Kubernetes has none.
+ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/opt/nvidia/nvidia_entrypoint.sh"]
 CMD ["tritonserver", "--model-repository=/models", "--exit-timeout-secs=30"]

@@ -1,4 +1,4 @@
-"""The deployment files are valid and keep their promises; no container is run."""
+"""Compose file and Dockerfile are valid and keep their promises; no container is run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ import pytest
 
 from octavo.config import EngineConfig
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOOLS = Path(sys.executable).parent
 SERVICES = ("octavo", "octavo-cpu")
+MONITORS = ("prometheus", "grafana")
 
 
 def compose(*arguments: str, **variables: str) -> str:
     """Run compose on the file, without any engine and without the caller's own variables."""
     environment = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **variables}
-    command = [str(TOOLS / "docker-compose"), "--file", "docker-compose.yml", "--profile", "cpu"]
+    profiles = ["--profile", "cpu", "--profile", "monitoring"]
     return subprocess.run(
-        [*command, *arguments],
+        [str(TOOLS / "docker-compose"), "--file", "docker-compose.yml", *profiles, *arguments],
         cwd=ROOT,
         env=environment,
         check=True,
@@ -121,3 +122,65 @@ def test_everything_the_dockerfile_copies_exists_and_reaches_the_build() -> None
     allowed = (ROOT / ".dockerignore").read_text().splitlines()
     assert [source for source in sources if not (ROOT / source).exists()] == []
     assert [source for source in sources if f"!{source}" not in allowed] == []
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_sigterm_goes_to_the_whole_process_group(
+    services: dict[str, dict[str, Any]], name: str
+) -> None:
+    entry = 'ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/opt/nvidia/nvidia_entrypoint.sh"]'
+    assert f"\n{entry}\n" in (ROOT / "Dockerfile").read_text()
+    # An init process of Docker's own would stand before the image's and pass on less.
+    assert "init" not in services[name]
+    assert services[name]["entrypoint"] is None
+
+
+def test_monitoring_starts_only_when_asked_for(services: dict[str, dict[str, Any]]) -> None:
+    asked = {name for name, each in services.items() if each.get("profiles") == ["monitoring"]}
+    assert asked == set(MONITORS)
+
+
+@pytest.mark.parametrize("name", MONITORS)
+def test_monitors_are_pinned_confined_and_watched(
+    services: dict[str, dict[str, Any]], name: str
+) -> None:
+    service = services[name]
+    assert re.fullmatch(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+", service["image"])
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert {port["host_ip"] for port in service["ports"]} == {"127.0.0.1"}
+    assert service["healthcheck"]["test"][:2] == ["CMD", "wget"]
+
+
+@pytest.mark.parametrize("name", MONITORS)
+def test_monitors_read_the_deployments_files_and_write_to_one_volume(
+    services: dict[str, dict[str, Any]], name: str
+) -> None:
+    mounts = services[name]["volumes"]
+    (volume,) = (mount for mount in mounts if mount["type"] == "volume")
+    bound = [mount for mount in mounts if mount["type"] == "bind"]
+    assert volume["source"] == name
+    assert all(mount["read_only"] for mount in bound)
+    assert [mount["source"] for mount in bound if not Path(mount["source"]).is_dir()] == []
+
+
+def test_paths_in_the_monitors_files_are_where_compose_mounts_them(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    monitoring = ROOT / "deploy" / "monitoring"
+    mounts = {
+        mount["target"]: mount["source"] for name in MONITORS for mount in services[name]["volumes"]
+    }
+    assert mounts["/etc/prometheus"] == str(monitoring / "prometheus")
+    assert mounts["/etc/grafana/provisioning"] == str(monitoring / "grafana" / "provisioning")
+    assert mounts["/etc/grafana/dashboards"] == str(monitoring / "grafana" / "dashboards")
+
+
+def test_nobody_can_log_in_to_grafana_with_the_images_first_password(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    environment = services["grafana"]["environment"]
+    assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert environment["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert environment["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
