@@ -36,16 +36,15 @@ def _checked(_: click.Context, __: click.Parameter, url: str) -> str:
 @click.command()
 @click.option(
     "--metrics-url",
-    "url",
     default="http://127.0.0.1:8002/metrics",
     callback=_checked,
     show_default=True,
+    show_envvar=True,
     help="Where the server has its metrics.",
 )
 @click.option("--model", help="Show this model only; default: every model of Octavo.")
 @click.option(
     "--interval",
-    "interval_s",
     type=click.FloatRange(min=0.1),
     default=1.0,
     show_default=True,
@@ -53,19 +52,18 @@ def _checked(_: click.Context, __: click.Parameter, url: str) -> str:
 )
 @seconds(
     "--window",
-    "window_s",
     default=30.0,
     show_default=True,
     help="Last seconds that percentiles and counts tell of.",
 )
 @click.option("--once", is_flag=True, help="Look twice, print one picture and end.")
-def top(url: str, model: str | None, interval_s: float, window_s: float, once: bool) -> None:
+def top(metrics_url: str, model: str | None, interval: float, window: float, once: bool) -> None:
     """Watch requests, KV blocks, speed and latencies of a server; q or Ctrl-C ends it."""
-    watch = _Watch(url, model, History(interval_s, window_s))
+    watch = _Watch(metrics_url, model, History(interval, window))
     try:
         watch.start()
         with opened(is_live=not once) as screen:
-            watch.run(screen, interval_s, once)
+            watch.run(screen, interval, once)
     except Unavailable as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
