@@ -226,18 +226,21 @@ class EngineClient:
         if self._state is EngineState.STARTING:
             self._state = EngineState.FAILED
             return EngineDied(reason)
+        was_ready = self._state is EngineState.READY
+        # Why it cannot be loaded again may name files, which are not for clients.
+        told = reason if was_ready else "the engine does not start, the server's log says why"
+        self._failure = told
         if self._is_stopping:
             self._state = EngineState.FAILED
             logger.error("%s; it is not started again, for the server stops", reason)
-            return EngineDied(f"{reason} while the server stops")
+            return EngineDied(f"{told} while the server stops")
         now = time.monotonic()
-        was_ready = self._state is EngineState.READY
         delay_s = self._restarts.next_delay_s(now - self._ready_since if was_ready else 0.0)
         if delay_s is None:
             self._state = EngineState.FAILED
             logger.error("%s; gave up after %d restarts", reason, self._restarts.max_restarts)
-            return EngineDied(f"{reason}; it is not started again, reload the model")
+            return EngineDied(f"{told}; it is not started again, reload the model")
         self._restart_at = now + delay_s
         self._state = EngineState.RESTARTING
         logger.error("%s; it is started again in %.1f s", reason, delay_s)
-        return EngineDied(f"{reason}; it is being started again, send the request again later")
+        return EngineDied(f"{told}; it is being started again, send the request again later")

@@ -28,6 +28,7 @@ from octavo.engine_messages import (
 from octavo.errors import OctavoError, QueueFull, RequestError
 from octavo.inspection import Inspection
 from octavo.parent_process import die_with_parent
+from octavo.process_log import set_up_logging
 from octavo.request import (
     EngineInfo,
     FinishReason,
@@ -110,7 +111,8 @@ def run_engine(
         logger.warning("the owner of the engine is gone; ending")
     except Exception as error:
         known = isinstance(error, OctavoError)
-        logger.error("the engine ends: %s", error, exc_info=None if known else error)
+        what = error if known else type(error).__name__
+        logger.error("the engine ends: %s", what, exc_info=None if known else error)
         _report_failure(channel, _reason(error, is_serving=engine is not None))
         return False
     return True
@@ -236,15 +238,11 @@ def main(engine_factory: EngineFactory = load_engine) -> int:
     parser = argparse.ArgumentParser(prog="python -m octavo.engine_process")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to the owner")
     connection: Connection = Connection(parser.parse_args().fd)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
-        datefmt="%H:%M:%S",
-    )
     try:
         config = connection.recv()
     except (EOFError, OSError):
         return 1  # the owner died before this process was tied to it
+    set_up_logging(config.log_format, "engine")
     return 0 if run_engine(config, connection, engine_factory, stop_signals) else 1
 
 

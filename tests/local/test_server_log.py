@@ -8,6 +8,7 @@ import pytest
 
 from octavo.local.server_log import LogRecord, parse_line, reason_in
 
+JSON = '{"time": "2026-11-29T17:33:01.339Z",'
 STAMP = "I1129 17:33:01.339000 4242"
 
 
@@ -26,6 +27,14 @@ STAMP = "I1129 17:33:01.339000 4242"
         ),
         ("17:33:01.339 INFO engine is up", logging.INFO, "engine is up", True),
         ("2026-11-29 17:33:01,339 WARNING    low", logging.WARNING, "low", True),
+        (f'{JSON} "level": "WARNING", "message": "low"}}', logging.WARNING, "low", True),
+        (
+            f'{JSON} "level": "ERROR", "message": "bad", "exception": "At:\\n  f"}}',
+            logging.ERROR,
+            "bad\nAt:\n  f",
+            True,
+        ),
+        (f"{JSON} no JSON", logging.INFO, f"{JSON} no JSON", True),
         ("Traceback (most recent call last):", logging.INFO, None, True),
         ("tritonserver: unrecognized option '--x'", logging.ERROR, None, True),
         ("+-----+", logging.DEBUG, None, False),

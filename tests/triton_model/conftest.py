@@ -168,9 +168,18 @@ class RecordingSender:
 class FakeRequest:
     """A client's request; tensors are given by name, as Python values or arrays."""
 
-    def __init__(self, parameters: Any = None, timeout_us: int = 0, **tensors: Any) -> None:
+    def __init__(
+        self,
+        parameters: Any = None,
+        timeout_us: int = 0,
+        request_id: str = "",
+        trace_context: str | None = None,
+        **tensors: Any,
+    ) -> None:
         self._parameters = json.dumps(parameters or {})
         self._timeout_us = timeout_us
+        self._request_id = request_id
+        self._trace_context = trace_context
         self._tensors = [FakeTensor(name, _as_array(value)) for name, value in tensors.items()]
         self.sender = RecordingSender()
 
@@ -182,6 +191,12 @@ class FakeRequest:
 
     def timeout(self) -> int:
         return self._timeout_us
+
+    def request_id(self) -> str:
+        return self._request_id
+
+    def trace(self) -> Any:
+        return SimpleNamespace(get_context=lambda: self._trace_context)
 
     def get_response_sender(self) -> RecordingSender:
         return self.sender

@@ -27,6 +27,8 @@ _TRITON = re.compile(r"^([VIWEF])\d{4} [\d:.]+ +\d+ ([^:\s]+):\d+\] (.*)$")
 _OURS = re.compile(
     r"^[\d-]*[ T]?\d\d:\d\d:\d\d[.,]?\d* +(DEBUG|INFO|WARNING|ERROR|CRITICAL) +(.*)$"
 )
+# One object a line, where the option log_format says so.
+_OURS_AS_JSON = '{"time": "'
 _FAILED_LOAD = re.compile(r"^failed to load '([^']+)' version \d+: (?:\w+: )?(.+)")
 # Tables, and the help that follows a mistaken flag.
 _LAYOUT = re.compile(r"^(\s*$|[+|\t]|  --|Usage: tritonserver|[A-Z][A-Za-z/ ]*:$)")
@@ -75,10 +77,22 @@ def parse_line(line: str) -> LogRecord:
     if match := _OURS.match(line):
         name, message = match.groups()
         return LogRecord(now, logging.getLevelNamesMapping()[name], message, ours=True)
+    if line.startswith(_OURS_AS_JSON):
+        return _from_json(line)
     if _LAYOUT.match(line) or line.startswith(_NOISE):
         return LogRecord(now, logging.DEBUG, line, ours=False)
     level = logging.ERROR if "tritonserver: " in line else logging.INFO
     return LogRecord(now, level, line, ours=True)
+
+
+def _from_json(line: str) -> LogRecord:
+    try:
+        fields = json.loads(line)
+        level = logging.getLevelNamesMapping()[fields["level"]]
+        message = "\n".join(filter(None, [fields["message"], fields.get("exception")]))
+    except (ValueError, KeyError, TypeError):
+        return LogRecord(_clock(), logging.INFO, line, ours=True)
+    return LogRecord(_clock(), level, message, ours=True)
 
 
 def own_record(level: int, message: str) -> LogRecord:

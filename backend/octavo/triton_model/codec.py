@@ -20,6 +20,7 @@ from octavo.request import SequenceTiming
 from octavo.request_keys import check_range, read_json, read_json_object, read_value
 from octavo.sampling_params import SamplingParams
 from octavo.scheduling_params import SCHEDULING_KEYS, SchedulingParams
+from octavo.triton_model.arrival import TRACE_PARAMETERS
 from octavo.triton_model.exchange import DecodedRequest, ResponseData, ResponseOptions
 from octavo.triton_model.pb_utils import AutoCompleteConfig, InferenceRequest, PbUtils
 from octavo.triton_model.tensor_values import (
@@ -49,6 +50,7 @@ _PROTOCOL_PARAMETERS = (
     "sequence_end",
     "headers",
     "binary_data_output",
+    *TRACE_PARAMETERS,
 )
 _PROTOCOL_PREFIX = "triton_"
 _MAX_TIMEOUT_US = 2**63 - 1

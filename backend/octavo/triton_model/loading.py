@@ -12,15 +12,23 @@ from octavo.model.loader import checkpoint_directory
 from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import PbUtils
+from octavo.triton_model.request_log import log_request
+from octavo.triton_model.request_record import Reporter
 from octavo.triton_model.service import Service
 
 
 def make_service(
-    client: EngineClient, config: EngineConfig, pb_utils: PbUtils, model: str, version: str
+    client: EngineClient,
+    config: EngineConfig,
+    pb_utils: PbUtils,
+    model: str,
+    version: str,
+    reporters: tuple[Reporter, ...] = (),
 ) -> Service:
     """Load the tokenizer while the engine starts, wait for it, and begin to serve.
 
-    `model` and `version` name the model in Triton's metrics.
+    `model` and `version` name the model in Triton's metrics. `reporters` are told of every request,
+    beside the metrics and the log.
 
     Raises:
         ConfigError: engine or tokenizer cannot be loaded; the message says why.
@@ -29,5 +37,6 @@ def make_service(
     tokenizer = Tokenizer.load(config.tokenizer or str(directory))
     client.wait_ready()
     metrics = EngineMetrics(pb_utils, model, version)
-    reporters = (metrics.report,)
-    return Service(client, tokenizer, pb_utils, metrics, reporters, config)
+    logs = (log_request,) if config.log_requests else ()
+    told = (metrics.report, *logs, *reporters)
+    return Service(client, tokenizer, pb_utils, metrics, told, config)

@@ -6,20 +6,23 @@ Knows nothing of how requests are read or answered.
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import os
 from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
+from octavo.config import EngineConfig
 from octavo.engine_client import EngineClient
 from octavo.engine_host import start_host
+from octavo.errors import ConfigError
+from octavo.process_log import set_up_logging
 from octavo.triton_model.codec import complete_config
 from octavo.triton_model.options import read_config
 
 if TYPE_CHECKING:
     from octavo.triton_model.service import Service
+    from octavo.triton_model.tracing import RequestTracer
 
 
 class TritonPythonModel:
@@ -37,12 +40,10 @@ class TritonPythonModel:
         Raises:
             ConfigError: it cannot; Triton shows the message and refuses the load.
         """
-        logging.basicConfig(
-            level=logging.INFO,
-            format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
-            datefmt="%H:%M:%S",
-        )
         config = read_config(args, os.environ)
+        set_up_logging(config.log_format, "stub")
+        name, version = args["model_name"], args["model_version"]
+        self._tracer = _load_tracer(config, name)
         # A thread cannot be ended, so a silent one is waited for.
         step_timeout_s = config.step_timeout_s if config.engine_process else math.inf
         client = EngineClient(functools.partial(start_host, config), step_timeout_s)
@@ -51,11 +52,11 @@ class TritonPythonModel:
             # imports this file also just to complete the configuration.
             from octavo.triton_model.loading import make_service
 
-            self._service: Service = make_service(
-                client, config, pb_utils, args["model_name"], args["model_version"]
-            )
+            told = () if self._tracer is None else (self._tracer,)
+            self._service: Service = make_service(client, config, pb_utils, name, version, told)
         except BaseException:
             client.close(timeout_s=0.0)
+            self._close_tracer()
             raise
 
     def execute(self, requests: list[Any]) -> None:
@@ -70,3 +71,22 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Let running requests finish for `drain_timeout_s`, end the rest, and leave nothing."""
         self._service.close()
+        self._close_tracer()
+
+    def _close_tracer(self) -> None:
+        if self._tracer is not None:
+            self._tracer.close()
+
+
+def _load_tracer(config: EngineConfig, model: str) -> RequestTracer | None:
+    """Return what makes spans of requests, or None if nobody is to get them."""
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        from octavo.triton_model.tracing import make_tracer
+    except ImportError as error:
+        raise ConfigError(
+            f"option otlp_endpoint is set but OpenTelemetry is not installed ({error}): "
+            "pip install 'octavo[tracing]', or leave the option out"
+        ) from None
+    return make_tracer(config.otlp_endpoint, model)

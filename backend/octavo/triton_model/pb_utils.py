@@ -32,6 +32,13 @@ class ResponseSender(Protocol):
         """Ask the server whether the client is gone; a round trip, forbidden after the final."""
 
 
+class InferenceTrace(Protocol):
+    """The server's trace of one request."""
+
+    def get_context(self) -> str | None:
+        """Return `traceparent` and `tracestate` as a JSON object; None if it is not traced."""
+
+
 class InferenceRequest(Protocol):
     """One request of a client; it is the server's again once `execute` returns."""
 
@@ -43,6 +50,12 @@ class InferenceRequest(Protocol):
 
     def timeout(self) -> int:
         """Return the protocol's time limit in microseconds, 0 if none."""
+
+    def request_id(self) -> str:
+        """Return the name its client gave it, empty if none."""
+
+    def trace(self) -> InferenceTrace:
+        """Return the server's trace of it."""
 
     def get_response_sender(self) -> ResponseSender:
         """Return where responses go; outlives the request."""

@@ -14,7 +14,7 @@ from collections import deque
 
 from octavo.engine_client import EngineClient, EngineDied, Event
 from octavo.engine_messages import EngineReady, Inspected, StopRequested
-from octavo.errors import EngineDead, EngineError, OctavoError, RequestCancelled
+from octavo.errors import EngineDead, EngineError, OctavoError, RequestCancelled, code_of
 from octavo.request import EngineInfo, FinishReason, StepOutput, StepStats, TokenOutput
 from octavo.triton_model.codec import encode_error, encode_response
 from octavo.triton_model.inspecting import LiveInspection
@@ -42,7 +42,7 @@ def send_error(pb_utils: PbUtils, sender: ResponseSender, error: BaseException) 
             encode_error(pb_utils, error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
         )
     except Exception:
-        logger.exception("an error response could not be sent: %s", error)
+        logger.exception("an error response could not be sent: %s", code_of(error))
 
 
 class ResponseWriter:

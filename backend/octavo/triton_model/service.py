@@ -14,6 +14,7 @@ from octavo.engine_client import EngineClient, EngineState
 from octavo.errors import EngineError, OctavoError
 from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.admission import admit
+from octavo.triton_model.arrival import read_arrival
 from octavo.triton_model.codec import decode_request
 from octavo.triton_model.exchange import Arrival, DecodedRequest
 from octavo.triton_model.inspecting import LiveInspection, asks_to_inspect
@@ -66,7 +67,7 @@ class Service:
 
     def accept(self, request: InferenceRequest) -> None:
         """Copy a request and answer it later; a wrong one is answered at once. Never raises."""
-        arrival = Arrival(time.monotonic())
+        arrival = read_arrival(request, time.monotonic())
         sender = request.get_response_sender()
         try:
             if asks_to_inspect(request, self._allow_inspect):
