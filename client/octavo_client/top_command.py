@@ -98,7 +98,9 @@ class _Watch:
         """Draw and look again until the user has had enough; `once`: look, then draw and end."""
         if not once:
             screen.show(self._picture("", screen.is_live))
-        while not screen.wait(interval_s):
+        due_s = time.monotonic() + interval_s
+        while not screen.wait(max(due_s - time.monotonic(), 0.0)):
+            due_s = time.monotonic() + interval_s
             screen.show(self._picture(self._look(), screen.is_live))
             if once:
                 return

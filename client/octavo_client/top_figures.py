@@ -82,7 +82,7 @@ def count_rows(trend: Trend) -> list[Row]:
         recent, ever = trend.window.of(name), values_of(trend.now.counters, name)
         parts = [
             f"{number(recent.get(kind, 0.0))} {kind} ({number(count)})"
-            for kind, count in ever.items()
+            for kind, count in sorted(ever.items())
             if count
         ]
         rows.append((label, parts or ["none" if ever else UNKNOWN]))

@@ -6,7 +6,7 @@ Knows nothing of connections or of drawing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -27,8 +27,8 @@ class Curve:
     capacity: int
     """Values that it has when it is as long as it gets."""
 
-    def cells(self, width: int) -> list[float | None]:
-        """Return means of as few values each as let the whole curve fit into `width` cells.
+    def cells(self, width: int, merge: Callable[[Sequence[float]], float]) -> list[float | None]:
+        """Merge as few values each as let the whole curve fit into `width` cells.
 
         Which values are together does not depend on how many have followed, so cells stay as they
         are while they move to the left.
@@ -36,7 +36,8 @@ class Curve:
         size = -(-self.capacity // max(width - 1, 1))
         numbers = range(self.first, self.first + len(self.values))
         groups = groupby(zip(numbers, self.values, strict=True), lambda item: item[0] // size)
-        return [_mean([value for _, value in group]) for _, group in groups][-width:]
+        known = [[value for _, value in group if value is not None] for _, group in groups]
+        return [merge(values) if values else None for values in known][-width:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +124,3 @@ class History:
     def _curve(self, values: Sequence[float | None]) -> Curve:
         shown = tuple(values[-self._num_curve_looks :])
         return Curve(shown, self._num_looks - len(shown), self._num_curve_looks)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

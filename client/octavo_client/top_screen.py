@@ -78,13 +78,15 @@ class _Terminal:
 
     def wait(self, seconds: float) -> bool:
         end_s = time.monotonic() + seconds
-        while (left_s := end_s - time.monotonic()) > 0.0:
-            if _wants_to_leave(min(left_s, _RESIZE_S)):
-                return True
+        left_s = seconds
+        while not _wants_to_leave(min(left_s, _RESIZE_S)):
             if self._console.size != self._size:
                 self._size = self._console.size
                 self._live.refresh()
-        return False
+            left_s = end_s - time.monotonic()
+            if left_s <= 0.0:
+                return False
+        return True
 
 
 @contextlib.contextmanager

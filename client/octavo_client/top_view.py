@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from statistics import fmean
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
@@ -21,7 +22,7 @@ from octavo_client.top_figures import (
     now_rows,
     number,
 )
-from octavo_client.top_history import Curve, Trend
+from octavo_client.top_history import Trend
 
 #: From this width on the figures of a model stand in two columns.
 WIDE = 120
@@ -102,11 +103,10 @@ def _name(trend: Trend) -> Text:
 def _now(trend: Trend, width: int, map_rows: int, ascii_only: bool) -> list[Text]:
     """Return what is going on, how it came to that, and who owns the blocks."""
     lines = _rows(now_rows(trend), width)
-    for label, curve, digits in (
-        ("generated/s", trend.generation_rate, 1),
-        ("waiting", trend.waiting, 0),
-    ):
-        lines.append(_curve(label, curve, digits, width, ascii_only))
+    cells_width = max(width - _LABEL_WIDTH - 2 - _COLUMN_WIDTH, 1)
+    rates = trend.generation_rate.cells(cells_width, fmean)
+    lines.append(_curve("generated/s", rates, 1, ascii_only))
+    lines.append(_curve("waiting", trend.waiting.cells(cells_width, max), 0, ascii_only))
     for label, name in _POOLS:
         lines += _pool(label, name, trend, width, map_rows, ascii_only)
     return lines
@@ -114,7 +114,9 @@ def _now(trend: Trend, width: int, map_rows: int, ascii_only: bool) -> list[Text
 
 def _window(trend: Trend, width: int) -> list[Text]:
     """Return how long things took and how often they happened in the last seconds."""
-    seconds = f"last {trend.window.seconds:.3g} s" if trend.window.seconds else "nothing yet"
+    took_s = trend.window.seconds
+    digits = 0 if took_s >= 9.5 else 1
+    seconds = f"last {number(took_s, digits)} s" if took_s else "nothing yet"
     lines = [_columns(seconds, "p50", "p99", "bold")]
     lines += [_columns(*row) for row in latency_rows(trend)]
     lines.append(Text(f"{seconds} (in all)", "bold"))
@@ -140,9 +142,8 @@ def _flow(label: str, parts: Iterable[str], width: int) -> list[Text]:
     return [Text(line) for line in lines]
 
 
-def _curve(label: str, curve: Curve, digits: int, width: int, ascii_only: bool) -> Text:
+def _curve(label: str, cells: Sequence[float | None], digits: int, ascii_only: bool) -> Text:
     """Return the last minutes as one line of bars, and what the highest of them stands for."""
-    cells = curve.cells(max(width - _LABEL_WIDTH - 2 - _COLUMN_WIDTH, 1))
     levels = _ASCII_LEVELS if ascii_only else _LEVELS
     peak = max((value for value in cells if value is not None), default=None)
     bars = "".join(_bar(value, peak or 1.0, levels) for value in cells)

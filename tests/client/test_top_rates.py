@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 
@@ -190,10 +191,11 @@ def test_only_the_last_three_minutes_are_kept():
     assert history.trend(KEY).generation_rate.first == 82
 
 
-def test_cells_are_means_that_stay_the_same_while_the_curve_moves_on():
+def test_cells_merge_values_and_stay_the_same_while_the_curve_moves_on():
     values = tuple(float(value) for value in range(12))
     curve = Curve(values, first=6, capacity=12)
-    assert curve.cells(5) == [1.0, 4.0, 7.0, 10.0]
+    assert curve.cells(5, fmean) == [1.0, 4.0, 7.0, 10.0]
     moved = Curve((*values[1:], None), first=7, capacity=12)
-    assert moved.cells(5) == [1.5, 4.0, 7.0, 10.0, None]
-    assert curve.cells(100) == list(values)
+    assert moved.cells(5, fmean) == [1.5, 4.0, 7.0, 10.0, None]
+    assert curve.cells(5, max) == [2.0, 5.0, 8.0, 11.0]
+    assert curve.cells(100, fmean) == list(values)
