@@ -35,6 +35,7 @@ from octavo.scheduler.policy import make_policy
 from octavo.scheduler.preemption import PreemptionCosts
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sequence import Sequence
+from octavo.step_counter import StepCounter
 
 #: A step that has nothing to do but to wait for a grammar waits at most this long, so that aborts
 #: and deadlines are heeded meanwhile.
@@ -119,7 +120,7 @@ class Engine:
         self._under_way: deque[_Flight] = deque()
         self._drawn: torch.Tensor | None = None
         """Token ids that the last launched step draws, on the device."""
-        self._stats = StepStats()
+        self._counter = StepCounter(self.scheduler, self._gate)
 
     @classmethod
     def load(cls, config: EngineConfig) -> Engine:
@@ -182,6 +183,7 @@ class Engine:
         """
         if self._copies:
             raise EngineDead("an earlier step failed while it copied blocks; load the model again")
+        started_s = self._clock()
         outputs = self._let_in()
         self.scheduler.resume(self._runner.arrived(), self._clock())
         scheduled = self.scheduler.schedule(self._clock())
@@ -189,7 +191,9 @@ class Engine:
         num_ahead = self._num_ahead(scheduled)
         while len(self._under_way) > num_ahead:
             outputs += self._land(self._under_way.popleft())
-        return StepOutput(tuple(outputs), self._count(scheduled, outputs))
+        num_tokens = sum(len(output.token_ids) for output in outputs)
+        stats = self._counter.count(scheduled, num_tokens, self._clock() - started_s)
+        return StepOutput(tuple(outputs), stats)
 
     def _let_in(self) -> list[TokenOutput]:
         """Queue requests whose grammars are compiled; wait for one if there is nothing else."""
@@ -224,7 +228,7 @@ class Engine:
 
     def stats(self) -> StepStats:
         """Return the totals, with queues and blocks as they are now and no tokens scheduled."""
-        return self._count(SchedulerOutput(()), [])
+        return self._counter.count()
 
     def inspect(self) -> Inspection:
         """Return what queues and blocks look like now; changes nothing."""
@@ -237,35 +241,6 @@ class Engine:
             EngineError: blocks are leaked, shared or free while owned.
         """
         self.scheduler.check_integrity()
-
-    def _count(self, scheduled: SchedulerOutput, outputs: list[TokenOutput]) -> StepStats:
-        last, scheduler, cache = self._stats, self.scheduler, self.scheduler.cache
-        num_scheduled = scheduled.num_scheduled_tokens
-        num_refused = scheduler.admission.num_requests_refused + self._gate.num_requests_refused
-        num_generated = sum(len(output.token_ids) for output in outputs)
-        restoring_ids = {each.request_id for each in scheduler.restoring.values()}
-        self._stats = StepStats(
-            step=last.step + bool(scheduled.scheduled),
-            num_running=len({each.request_id for each in scheduler.running}),
-            num_waiting=scheduler.waiting.num_requests + len(self._gate),
-            num_blocks=cache.num_blocks,
-            num_free_blocks=cache.num_free_blocks,
-            num_scheduled_tokens=num_scheduled,
-            num_computed_tokens_total=last.num_computed_tokens_total + num_scheduled,
-            num_generated_tokens_total=last.num_generated_tokens_total + num_generated,
-            num_preemptions_total=scheduler.num_preemptions,
-            num_swapped=len(scheduler.waiting.swapped_request_ids | restoring_ids),
-            num_cached_blocks=cache.num_cached_blocks,
-            num_host_blocks=cache.num_host_blocks,
-            num_used_host_blocks=cache.num_used_host_blocks,
-            num_cached_host_blocks=cache.host_pool.num_cached,
-            num_swap_preemptions_total=scheduler.num_swap_preemptions,
-            num_prefix_query_tokens_total=cache.num_query_tokens,
-            num_prefix_hit_tokens_total=cache.num_hit_tokens,
-            num_requests_refused_total=num_refused,
-            num_tokens_refused_total=scheduler.admission.num_tokens_refused,
-        )
-        return self._stats
 
 
 def _make_gate(config: EngineConfig, runner: Runner) -> GrammarGate:

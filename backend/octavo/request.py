@@ -112,6 +112,10 @@ class StepStats:
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_scheduled_tokens: int = 0
+    num_context: int = 0
+    """Sequences of which the step computed tokens of the prompt."""
+    step_s: float = 0.0
+    """Time that the step took; where steps overlap, until the one before it had landed."""
     num_computed_tokens_total: int = 0
     num_generated_tokens_total: int = 0
     num_preemptions_total: int = 0

@@ -81,13 +81,20 @@ class FakeTritonError(Exception):
 
 @dataclass
 class FakeMetric:
-    """Values that a series has had; a counter begins with 0, as in the server."""
+    """Values that a series has had; a counter begins with 0, as in the server.
+
+    Of a histogram these are its samples.
+    """
 
     kind: str
     values: list[float] = field(default_factory=list)
 
     def set(self, value: float) -> None:
         assert self.kind == "gauge"
+        self.values.append(value)
+
+    def observe(self, value: float) -> None:
+        assert self.kind == "histogram"
         self.values.append(value)
 
     def increment(self, value: float) -> None:
@@ -101,13 +108,15 @@ class FakeMetricFamily:
 
     GAUGE = "gauge"
     COUNTER = "counter"
+    HISTOGRAM = "histogram"
     series: dict[str, FakeMetric]
 
     def __init__(self, name: str, description: str, kind: str) -> None:
         self._name = name
         self._kind = kind
 
-    def Metric(self, labels: dict[str, str]) -> FakeMetric:
+    def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> FakeMetric:
+        assert (buckets is not None) == (self._kind == "histogram")
         own = dict(labels)
         assert (own.pop("model"), own.pop("version")) == ("octavo", "1")
         name = " ".join([self._name, *own.values()])

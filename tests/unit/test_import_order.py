@@ -20,7 +20,7 @@ ORDER = """
     errors interpreter parent_process process_log request_keys restart_policy
     scheduling_params tenant_weights structured_outputs sampling_params config request
     cache.block_hash grammar sampling.token_rules beam_search sequence cache scheduler inspection
-    sampling grammar_gate model
+    sampling grammar_gate step_counter model
     local.demo_model executor engine engine_messages engine_process engine_host engine_link
     engine_client text local llm triton_model cli
 """.split()

@@ -51,6 +51,14 @@ class SchedulerOutput:
         return sum(item.num_scheduled_tokens for item in self.scheduled)
 
     @property
+    def num_prefills(self) -> int:
+        """Sequences of which tokens of the prompt are computed; to be asked after `advance`."""
+        return sum(
+            sequence.num_computed_tokens - count < sequence.num_prompt_tokens
+            for sequence, count, _ in self.scheduled
+        )
+
+    @property
     def sampling(self) -> tuple[Sequence, ...]:
         """Sequences that draw a token in this step, one a row of logits."""
         return tuple(sequence for item in self.scheduled for sequence in item.draws)

@@ -1,221 +1,190 @@
-"""The engine's figures as gauges and counters of Triton's own metrics endpoint.
+"""The figures of one model as metrics of Triton's own endpoint.
 
-Every write is a round trip to the server, so only what changed is written, and not more often than
-every 100 ms. Knows nothing of where the figures come from. docs/metrics.md lists them all.
+Those who know figures leave them here and never wait; a thread of its own writes them. Knows
+nothing of the life of a request. docs/metrics.md lists them all and says what is counted when.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterable
 from typing import Any
 
-from octavo.request import FinishReason, StepStats
+from octavo.errors import EngineDead, PromptTooLong, RequestError
+from octavo.request import EngineInfo, FinishReason, StepStats
+from octavo.triton_model import metric_table as table
+from octavo.triton_model.metric_series import Counter, Gauge, Histogram, Series
+from octavo.triton_model.metrics_thread import MetricsThread
 from octavo.triton_model.pb_utils import Metric, PbUtils
+from octavo.triton_model.request_meter import NewTokens
 from octavo.triton_model.request_record import RequestRecord
 
-WRITE_INTERVAL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class _Series:
-    """One series; those of the same name are one family."""
-
-    name: str
-    description: str
-    read: Callable[[StepStats], int]
-    label: tuple[str, str] | None = None
-
-
-_GAUGES = (
-    _Series(
-        "octavo_num_requests_running",
-        "Requests of which a sequence runs",
-        lambda s: s.num_running,
-    ),
-    _Series(
-        "octavo_num_requests_waiting",
-        "Requests of which a sequence is in the queue",
-        lambda s: s.num_waiting,
-    ),
-    _Series(
-        "octavo_num_requests_swapped",
-        "Requests of which a sequence has its KV in host memory or on its way back",
-        lambda s: s.num_swapped,
-    ),
-    _Series("octavo_kv_blocks_total", "KV blocks of the engine", lambda s: s.num_blocks),
-    _Series(
-        "octavo_kv_blocks_used",
-        "KV blocks that sequences own",
-        lambda s: s.num_blocks - s.num_free_blocks,
-    ),
-    _Series(
-        "octavo_kv_blocks_cached",
-        "Free KV blocks whose content may still be reused",
-        lambda s: s.num_cached_blocks,
-    ),
-    _Series(
-        "octavo_cpu_kv_blocks_total",
-        "Host blocks, which make up the swap space",
-        lambda s: s.num_host_blocks,
-    ),
-    _Series(
-        "octavo_cpu_kv_blocks_used",
-        "Host blocks (swap space) that swapped sequences own",
-        lambda s: s.num_used_host_blocks,
-    ),
-    _Series(
-        "octavo_cpu_kv_blocks_cached",
-        "Other host blocks (swap space) whose content may still be reused",
-        lambda s: s.num_cached_host_blocks,
-    ),
+_NO_ENGINE = EngineInfo(0, 0, 0, 0, (), 0, 0)
+#: Why a request was turned away; first match wins. The engine counts what its queue refused.
+_REASONS: tuple[tuple[type[Exception], str], ...] = (
+    (PromptTooLong, "prompt_too_long"),
+    (RequestError, "invalid_request"),
+    (EngineDead, "engine_down"),
 )
-_PREEMPTIONS = ("octavo_preemptions_total", "Times that a sequence had to make room")
-_REJECTIONS = ("octavo_admission_rejections_total", "Requests refused, too many waiting already")
-_COUNTERS = (
-    _Series(
-        "octavo_prefix_cache_queries_total",
-        "Prompt tokens looked up in the prefix cache",
-        lambda s: s.num_prefix_query_tokens_total,
-    ),
-    _Series(
-        "octavo_prefix_cache_hits_total",
-        "Prompt tokens found in the prefix cache",
-        lambda s: s.num_prefix_hit_tokens_total,
-    ),
-    _Series(*_PREEMPTIONS, lambda s: s.num_swap_preemptions_total, ("kind", "swap")),
-    _Series(
-        *_PREEMPTIONS,
-        lambda s: s.num_preemptions_total - s.num_swap_preemptions_total,
-        ("kind", "recompute"),
-    ),
-    _Series(
-        *_REJECTIONS,
-        lambda s: s.num_requests_refused_total,
-        ("reason", "max_num_queued_requests"),
-    ),
-    _Series(
-        *_REJECTIONS, lambda s: s.num_tokens_refused_total, ("reason", "max_num_queued_tokens")
-    ),
-)
-_ENDS = (
-    "octavo_requests_total",
-    "Requests that got their final answer; of several answers, the first tells how",
-)
-_ENGINE_UP = ("octavo_engine_up", "1 while the engine runs, 0 while it is dead or starting")
-
-
-class _Gauge:
-    """A figure that goes up and down, as it should be and as the server has it."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-        self._wanted = 0
-        self._written: int | None = None
-
-    @property
-    def is_written(self) -> bool:
-        return self._wanted == self._written
-
-    def observe(self, value: int) -> None:
-        self._wanted = value
-
-    def write(self) -> None:
-        self._metric.set(self._wanted)
-        self._written = self._wanted
-
-
-class _Counter:
-    """A total that only grows, although what is counted may begin anew."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-        self._last = 0
-        self._unwritten = 0
-
-    @property
-    def is_written(self) -> bool:
-        return not self._unwritten
-
-    def add(self, count: int) -> None:
-        self._unwritten += count
-
-    def observe(self, value: int) -> None:
-        self._unwritten += value - self._last if value >= self._last else value
-        self._last = value
-
-    def write(self) -> None:
-        self._metric.increment(self._unwritten)
-        self._unwritten = 0
 
 
 class EngineMetrics:
-    """Gauges and counters of one model; one thread writes them.
+    """Gauges, counters and histograms of one model.
 
-    Counters go on over a restart of the engine, whose own totals begin anew: between two engines
-    the writer observes figures of zero.
+    Counters go on over a restart of the engine, whose own totals begin anew. Any thread may call
+    `report`; the other methods are for the thread that answers.
     """
 
     def __init__(self, pb_utils: PbUtils, model: str, version: str) -> None:
-        self._pb_utils = pb_utils
+        self._family_kind = pb_utils.MetricFamily
         self._labels = {"model": model, "version": version}
         # The server forgets a metric when its family is collected, so families are kept.
         self._families: dict[str, Any] = {}
-        kind = pb_utils.MetricFamily
-        self._engine_up = _Gauge(self._make(*_ENGINE_UP, None, kind.GAUGE))
-        self._series: list[tuple[_Gauge | _Counter, Callable[[StepStats], int]]] = [
-            *(
-                (_Gauge(self._make(each.name, each.description, each.label, kind.GAUGE)), each.read)
-                for each in _GAUGES
-            ),
-            *(
-                (
-                    _Counter(self._make(each.name, each.description, each.label, kind.COUNTER)),
-                    each.read,
-                )
-                for each in _COUNTERS
-            ),
-        ]
-        self._ends = {
-            reason: _Counter(self._make(*_ENDS, ("finish_reason", reason.value), kind.COUNTER))
-            for reason in FinishReason
-        }
-        self._last_write_s = float("-inf")
+        self._info = _NO_ENGINE
+        self._num_starts = 0
+        self._last_step = 0
+        self._reports_lock = threading.Lock()
+        self._thread = MetricsThread(self.write)
+        self._make_engine_series()
+        self._make_request_series()
+        self._make_histograms()
 
-    def _make(
-        self, name: str, description: str, label: tuple[str, str] | None, kind: Any
-    ) -> Metric:
-        if name not in self._families:
-            make_family = self._pb_utils.MetricFamily
-            self._families[name] = make_family(name=name, description=description, kind=kind)
-        family = self._families[name]
-        own = () if label is None else (label,)
-        metric: Metric = family.Metric(labels={**self._labels, **dict(own)})
-        return metric
+    def start(self) -> None:
+        """Begin to write what changes."""
+        self._thread.start()
 
-    def observe(self, stats: StepStats, engine_up: bool) -> None:
-        """Take the latest figures; nothing is written yet."""
-        self._engine_up.observe(int(engine_up))
-        for series, read in self._series:
-            series.observe(read(stats))
+    def close(self) -> None:
+        """Write what has changed since the last time, and end the thread."""
+        self._thread.close()
+
+    def engine_ready(self, info: EngineInfo) -> None:
+        """Take note that an engine can serve, the first one or one after another's death."""
+        self._info = info
+        if self._num_starts:
+            self._restarts.add(1)
+        self._num_starts += 1
+        self._engine_up.observe(1)
+        self._observe(
+            StepStats(
+                num_blocks=info.num_blocks,
+                num_free_blocks=info.num_blocks,
+                num_host_blocks=info.num_host_blocks,
+            )
+        )
+
+    def engine_gone(self) -> None:
+        """Take note that there is no engine now: it holds nothing and its totals begin anew."""
+        self._info, self._last_step = _NO_ENGINE, 0
+        self._engine_up.observe(0)
+        self._observe(StepStats())
+
+    def step(self, stats: StepStats) -> None:
+        """Take the engine's latest figures."""
+        if stats.step > self._last_step:
+            self._last_step = stats.step
+            self._iteration_tokens.observe(stats.num_scheduled_tokens)
+            self._step_duration.observe(stats.step_s)
+        self._observe(stats)
+
+    def count_tokens(self, tokens: NewTokens, num_prompt_tokens: int) -> None:
+        """Count tokens that came of one answer, and the prompt if they are the first."""
+        if not tokens.num_tokens:
+            return
+        self._generation_tokens.add(tokens.num_tokens)
+        if tokens.first_after_s is not None:
+            self._prompt_tokens.add(num_prompt_tokens)
+            self._time_to_first_token.observe(tokens.first_after_s)
+        if tokens.interval_s is not None:
+            for _ in range(tokens.num_tokens):
+                interval_s = tokens.interval_s / tokens.num_tokens
+                self._inter_token_latency.observe(interval_s)
+        self._thread.wake()
 
     def report(self, record: RequestRecord) -> None:
-        """Count a request that has its final answer; nothing is written yet."""
-        self._ends[record.finish_reason].add(1)
+        """Count a request that has its final answer."""
+        with self._reports_lock:
+            self._ends[record.finish_reason].add(1)
+            reasons = (name for kind, name in _REASONS if isinstance(record.error, kind))
+            if record.was_refused and (reason := next(reasons, None)):
+                self._rejections[reason].add(1)
+        if record.timing is not None:
+            self._queue_time.observe(record.timing.queue_s)
+        if record.error is None:
+            self._e2e_latency.observe(record.end_s - record.arrival_s)
+            self._num_prompt_tokens.observe(record.num_prompt_tokens)
+            self._num_generation_tokens.observe(record.num_generated_tokens)
+        self._thread.wake()
 
-    def flush(self, now_s: float) -> float | None:
-        """Write what changed if enough time has passed.
-
-        Returns the seconds until the next call is due, or None when everything is written.
-        """
-        every = (self._engine_up, *(series for series, _ in self._series), *self._ends.values())
-        changed = [series for series in every if not series.is_written]
-        if not changed:
-            return None
-        remaining_s = self._last_write_s + WRITE_INTERVAL_S - now_s
-        if remaining_s > 0.0:
-            return remaining_s
-        for series in changed:
+    def write(self) -> None:
+        """Write what has changed; for the thread of `start`, or for a caller that has none."""
+        for series in self._all_series():
             series.write()
-        self._last_write_s = now_s
-        return None
+
+    def _observe(self, stats: StepStats) -> None:
+        for series, read in self._engine_series:
+            series.observe(read(stats, self._info))
+        self._thread.wake()
+
+    def _all_series(self) -> Iterable[Series]:
+        yield self._engine_up
+        yield from (series for series, _ in self._engine_series)
+        yield from (self._prompt_tokens, self._generation_tokens, self._restarts)
+        yield from self._rejections.values()
+        yield from self._ends.values()
+        yield from self._histograms
+
+    def _make_engine_series(self) -> None:
+        self._engine_up = Gauge(self._make("GAUGE", *table.ENGINE_UP))
+        self._engine_series: list[tuple[Gauge | Counter, table.Read]] = []
+        for each in table.GAUGES:
+            gauge = Gauge(self._make("GAUGE", each.name, each.meaning, each.label))
+            self._engine_series.append((gauge, each.read))
+        for each in table.ENGINE_TOTALS:
+            counter = Counter(self._make("COUNTER", each.name, each.meaning, each.label))
+            self._engine_series.append((counter, each.read))
+        self._restarts = Counter(self._make("COUNTER", *table.RESTARTS))
+
+    def _make_request_series(self) -> None:
+        self._rejections = {
+            reason: Counter(self._make("COUNTER", *table.REJECTIONS, ("reason", reason)))
+            for _, reason in reversed(_REASONS)
+        }
+        self._ends = {
+            reason: Counter(self._make("COUNTER", *table.REQUESTS, ("finish_reason", reason.value)))
+            for reason in FinishReason
+        }
+        self._prompt_tokens = Counter(self._make("COUNTER", *table.PROMPT_TOKENS))
+        self._generation_tokens = Counter(self._make("COUNTER", *table.GENERATION_TOKENS))
+
+    def _make_histograms(self) -> None:
+        self._histograms: list[Histogram] = []
+        self._time_to_first_token = self._make_histogram(table.TIME_TO_FIRST_TOKEN)
+        self._inter_token_latency = self._make_histogram(table.INTER_TOKEN_LATENCY)
+        self._e2e_latency = self._make_histogram(table.E2E_LATENCY)
+        self._queue_time = self._make_histogram(table.QUEUE_TIME)
+        self._num_prompt_tokens = self._make_histogram(table.NUM_PROMPT_TOKENS)
+        self._num_generation_tokens = self._make_histogram(table.NUM_GENERATION_TOKENS)
+        self._iteration_tokens = self._make_histogram(table.ITERATION_TOKENS)
+        self._step_duration = self._make_histogram(table.STEP_DURATION)
+
+    def _make_histogram(self, of: table.Distribution) -> Histogram:
+        metric = self._make("HISTOGRAM", of.name, of.meaning, bounds=of.bounds)
+        self._histograms.append(Histogram(of.name, metric))
+        return self._histograms[-1]
+
+    def _make(
+        self,
+        kind: str,
+        name: str,
+        meaning: str,
+        label: tuple[str, str] | None = None,
+        bounds: tuple[float, ...] = (),
+    ) -> Metric:
+        if name not in self._families:
+            self._families[name] = self._family_kind(
+                name=name, description=meaning, kind=getattr(self._family_kind, kind)
+            )
+        labels = self._labels if label is None else {**self._labels, label[0]: label[1]}
+        buckets = {"buckets": list(bounds)} if bounds else {}
+        metric: Metric = self._families[name].Metric(labels=labels, **buckets)
+        return metric

@@ -70,12 +70,15 @@ class Metric(Protocol):
     def increment(self, value: float) -> None:
         """Let a counter grow; a round trip to the server."""
 
+    def observe(self, value: float) -> None:
+        """Give a histogram a sample; a round trip to the server."""
+
 
 class MetricFamily(Protocol):
     """One metric by name; it disappears from the server with this object."""
 
-    def Metric(self, labels: Mapping[str, str]) -> Metric:
-        """Make a series."""
+    def Metric(self, labels: Mapping[str, str], buckets: Sequence[float] | None = None) -> Metric:
+        """Make a series; a histogram needs the upper bounds of its buckets."""
 
 
 class AutoCompleteConfig(Protocol):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 class NewTokens(NamedTuple):
     """What came of one answer at once; only tokens that count for the client are meant."""
 
-    count: int
+    num_tokens: int
     interval_s: float | None = None
     """Since tokens of the same answer came before; None if these are its first."""
     first_after_s: float | None = None
@@ -27,14 +27,14 @@ class RequestMeter:
         self._arrival_s = arrival_s
         self._last_s: list[float | None] = [None] * num_answers
 
-    def take(self, index: int, count: int, now_s: float) -> NewTokens:
-        """Note that an answer got `count` more tokens, of which there may be none."""
-        if not count:
+    def take(self, index: int, num_tokens: int, now_s: float) -> NewTokens:
+        """Note that an answer got more tokens, of which there may be none."""
+        if not num_tokens:
             return NewTokens(0)
         last_s, self._last_s[index] = self._last_s[index], now_s
-        self.num_tokens += count
+        self.num_tokens += num_tokens
         interval_s = None if last_s is None else now_s - last_s
         if self.first_token_s is not None:
-            return NewTokens(count, interval_s)
+            return NewTokens(num_tokens, interval_s)
         self.first_token_s = now_s
-        return NewTokens(count, interval_s, now_s - self._arrival_s)
+        return NewTokens(num_tokens, interval_s, now_s - self._arrival_s)

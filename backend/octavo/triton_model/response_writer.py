@@ -15,12 +15,12 @@ from collections import deque
 from octavo.engine_client import EngineClient, EngineDied, Event
 from octavo.engine_messages import EngineReady, Inspected, StopRequested
 from octavo.errors import EngineDead, EngineError, OctavoError, RequestCancelled, code_of
-from octavo.request import EngineInfo, FinishReason, StepOutput, StepStats, TokenOutput
+from octavo.request import FinishReason, StepOutput, TokenOutput
 from octavo.triton_model.codec import encode_error, encode_response
-from octavo.triton_model.inspecting import LiveInspection
 from octavo.triton_model.live_request import LiveRequest, missed_deadline
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import PbUtils, ResponseSender
+from octavo.triton_model.questions import Health, LiveHealth, LiveInspection
 from octavo.triton_model.reporting import Reports
 
 #: How often clients are asked whether they are gone.
@@ -32,7 +32,7 @@ ENGINE_CLOSE_TIMEOUT_S = 5.0
 
 logger = logging.getLogger(__name__)
 
-Live = LiveRequest | LiveInspection
+Live = LiveRequest | LiveInspection | LiveHealth
 
 
 def send_error(pb_utils: PbUtils, sender: ResponseSender, error: BaseException) -> None:
@@ -72,12 +72,14 @@ class ResponseWriter:
         self._drain_timeout_s = drain_timeout_s
         self._end_live_at_s: float | None = None
         self._is_closing = False
+        self.is_draining = False
+        """Live requests are being finished, for the model or the server stops."""
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="response-writer", daemon=True)
 
     def start(self) -> None:
         """Begin to answer; the engine must be ready."""
-        self._observe_ready(self._client.info)
+        self._metrics.engine_ready(self._client.info)
         self._thread.start()
 
     def submit(self, live: Live) -> None:
@@ -100,6 +102,7 @@ class ResponseWriter:
         self._thread.join()
 
     def _end_live_soon(self) -> None:
+        self.is_draining = True
         if self._end_live_at_s is None:
             self._end_live_at_s = time.monotonic() + self._drain_timeout_s
 
@@ -113,8 +116,7 @@ class ResponseWriter:
                 self._fail_all(EngineError("the server failed to answer; its log says why"))
                 time.sleep(CANCELLATION_INTERVAL_S)  # a lasting fault must not burn a core
         self._reports.wait_no_longer()
-        self._metrics.observe(StepStats(), engine_up=False)
-        self._metrics.flush(time.monotonic())
+        self._metrics.engine_gone()
         self._client.close(ENGINE_CLOSE_TIMEOUT_S)
 
     def _turn(self) -> None:
@@ -122,7 +124,7 @@ class ResponseWriter:
         if self._is_closing:
             self._end_live_soon()
         self._admit()
-        for event in self._client.poll(self._timeout_s()):
+        for event in self._client.poll(self._timeout_s(), is_waited_for=bool(self._live)):
             self._handle(event)
         while self._due:
             self._send(self._due.pop(next(iter(self._due))))
@@ -131,17 +133,13 @@ class ResponseWriter:
         if self._end_live_at_s is not None and time.monotonic() >= self._end_live_at_s:
             self._end_live_at_s = None
             self._fail_all(EngineDead("the server stops before the request is finished"))
-        self._metrics.flush(time.monotonic())
 
     def _timeout_s(self) -> float | None:
         """Return how long nothing is due unless the engine or a new request says otherwise."""
         if self._is_closing and not self._live:
             return 0.0
         now_s = time.monotonic()
-        flush_in_s = self._metrics.flush(now_s)
-        waits_s = [] if flush_in_s is None else [flush_in_s]
-        if self._live:
-            waits_s.append(self._ask_at_s - now_s)
+        waits_s = [self._ask_at_s - now_s] if self._live else []
         if self._end_live_at_s is not None:
             waits_s.append(self._end_live_at_s - now_s)
         return max(0.0, min(waits_s)) if waits_s else None
@@ -149,6 +147,10 @@ class ResponseWriter:
     def _admit(self) -> None:
         while self._handed_over:
             live = self._handed_over.popleft()
+            if isinstance(live, LiveHealth):
+                live.take(self._health())
+                self._send(live)
+                continue
             try:
                 self._client.submit(live.request)
             except EngineDead as error:
@@ -157,31 +159,27 @@ class ResponseWriter:
             else:
                 self._live[live.request_id] = live
 
+    def _health(self) -> Health:
+        client = self._client
+        return Health(client.state, self.is_draining, client.is_frozen, len(self._live))
+
     def _handle(self, event: Event) -> None:
         if isinstance(event, StepOutput):
-            self._metrics.observe(event.stats, engine_up=True)
+            self._metrics.step(event.stats)
             now_s = time.monotonic()
             for output in event.outputs:
                 self._take(output, now_s)
         elif isinstance(event, Inspected):
             self._take_inspection(event)
         elif isinstance(event, EngineReady):
-            self._observe_ready(event.info)
+            self._metrics.engine_ready(event.info)
         elif isinstance(event, StopRequested):
             logger.info("told to stop; live requests get %g s", self._drain_timeout_s)
             self._end_live_soon()
         elif isinstance(event, EngineDied):
-            self._metrics.observe(StepStats(), engine_up=False)
+            self._metrics.engine_gone()
             self._reports.wait_no_longer()
             self._fail_all(EngineDead(event.message))
-
-    def _observe_ready(self, info: EngineInfo) -> None:
-        stats = StepStats(
-            num_blocks=info.num_blocks,
-            num_free_blocks=info.num_blocks,
-            num_host_blocks=info.num_host_blocks,
-        )
-        self._metrics.observe(stats, engine_up=True)
 
     def _take(self, output: TokenOutput, now_s: float) -> None:
         live = self._live.get(output.request_id)
@@ -192,12 +190,14 @@ class ResponseWriter:
             self._fail(live, output.error or EngineError("the engine could not finish the request"))
             return
         try:
-            if live.take(output, now_s).is_cut:
+            is_cut, new_tokens = live.take(output, now_s)
+            if is_cut:
                 self._client.abort(live.request_id, FinishReason.STOP, output.index)
         except Exception:
             logger.exception("tokens of a request could not be turned into text")
             self._fail(live, EngineError("the tokens could not be turned into text"))
             return
+        self._metrics.count_tokens(new_tokens, len(live.request.prompt_token_ids))
         if live.has_missed_deadline:
             self._fail(live, missed_deadline(live.request), FinishReason.DEADLINE)
         elif live.has_response:

@@ -11,15 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 from octavo.config import EngineConfig
 from octavo.engine_client import EngineClient, EngineState
-from octavo.errors import EngineError, OctavoError
+from octavo.errors import EngineDead, EngineError, OctavoError
 from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.admission import admit
 from octavo.triton_model.arrival import read_arrival
 from octavo.triton_model.codec import decode_request
 from octavo.triton_model.exchange import Arrival, DecodedRequest
-from octavo.triton_model.inspecting import LiveInspection, asks_to_inspect
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import InferenceRequest, PbUtils, ResponseSender
+from octavo.triton_model.questions import LiveHealth, LiveInspection, read_question
 from octavo.triton_model.reporting import Reports
 from octavo.triton_model.request_record import Reporter
 from octavo.triton_model.response_writer import ResponseWriter, send_error
@@ -58,20 +58,24 @@ class Service:
         )
         self._long_prompts = ThreadPoolExecutor(1, thread_name_prefix="long-prompts")
         self._huge_prompts = ThreadPoolExecutor(1, thread_name_prefix="huge-prompts")
+        self._metrics = metrics
+        metrics.start()
         self._writer.start()
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are answered rather than refused."""
-        return self._client.state is EngineState.READY
+        """Whether a request that came now would be served rather than refused or left waiting."""
+        is_running = self._client.state is EngineState.READY and not self._client.is_frozen
+        return is_running and not self._writer.is_draining
 
     def accept(self, request: InferenceRequest) -> None:
         """Copy a request and answer it later; a wrong one is answered at once. Never raises."""
         arrival = read_arrival(request, time.monotonic())
         sender = request.get_response_sender()
         try:
-            if asks_to_inspect(request, self._allow_inspect):
-                self._writer.submit(LiveInspection(sender))
+            question = read_question(request, sender, self._allow_inspect)
+            if question is not None:
+                self._ask(question)
                 return
             decoded = decode_request(request, self._client.info.vocab_size)
             if decoded.prompt_length < LONG_PROMPT:
@@ -88,6 +92,13 @@ class Service:
         self._long_prompts.shutdown(wait=True)
         self._huge_prompts.shutdown(wait=True)
         self._writer.stop()
+        self._metrics.close()
+
+    def _ask(self, question: LiveInspection | LiveHealth) -> None:
+        try:
+            self._writer.submit(question)
+        except EngineDead as error:
+            send_error(self._pb_utils, question.sender, error)  # no request that is counted
 
     def _hand_over(self, decoded: DecodedRequest, sender: ResponseSender, arrival: Arrival) -> None:
         try:

@@ -52,6 +52,7 @@ def test_the_figures_of_each_step_are_exact(make_engine, make_request):
         num_running=2,
         num_free_blocks=9,
         num_scheduled_tokens=16,
+        num_context=2,
         num_computed_tokens_total=16,
         num_generated_tokens_total=1,
         num_prefix_query_tokens_total=25,
@@ -64,11 +65,12 @@ def test_the_figures_of_each_step_are_exact(make_engine, make_request):
         num_free_blocks=12,
         num_cached_blocks=2,
         num_scheduled_tokens=10,
+        num_context=1,
         num_computed_tokens_total=26,
         num_generated_tokens_total=3,
     )
     assert engine.step().stats == second
-    assert engine.stats() == replace(second, num_scheduled_tokens=0)
+    assert engine.stats() == replace(second, num_scheduled_tokens=0, num_context=0)
 
 
 def test_a_request_of_several_answers_counts_as_one(make_engine, make_request):
