@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable
@@ -86,6 +87,18 @@ def test_a_tokenizer_that_cannot_be_loaded_ends_the_engine_too(
     with pytest.raises(ConfigError, match=r"^no tokenizer$"):
         model_module.TritonPythonModel().initialize(args)
     eventually(lambda: set(threading.enumerate()) <= threads)
+
+
+def test_spans_without_the_library_that_makes_them_fail_the_load(
+    model_module: ModuleType, args: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    monkeypatch.delitem(sys.modules, "octavo.triton_model.tracing", raising=False)
+    config = json.loads(args["model_config"])
+    config["parameters"]["otlp_endpoint"] = {"string_value": "http://localhost:4318/v1/traces"}
+    args["model_config"] = json.dumps(config)
+    with pytest.raises(ConfigError, match=r"pip install 'octavo\[tracing\]', or leave the option"):
+        model_module.TritonPythonModel().initialize(args)
 
 
 def test_the_configuration_is_completed_without_loading_anything(
