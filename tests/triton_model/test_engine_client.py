@@ -264,6 +264,7 @@ def test_a_frozen_engine_is_killed_after_the_step_timeout_and_started_again(
 def test_an_engine_that_nothing_is_asked_of_may_be_silent(make_client: MakeClient) -> None:
     client = make_client(process=True, step_timeout_s=1.0)
     client.wait_ready()
+    _poll_until(client, lambda e: isinstance(e, StepOutput))  # its figures, once
     os.kill(_pid(client), signal.SIGSTOP)
     for _ in range(6):
         assert client.poll(0.3) == []
@@ -275,6 +276,7 @@ def test_time_in_which_the_owner_itself_stood_still_is_not_the_engines_silence(
 ) -> None:
     client = make_client(process=True, step_timeout_s=2.0)
     client.wait_ready()
+    _poll_until(client, lambda e: isinstance(e, StepOutput))  # its figures, once
     assert client.poll(1.5, is_waited_for=True) == []
     assert client._engine is not None
     assert client._engine.silent_s == 1.0
