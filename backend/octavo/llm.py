@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from octavo.config import EngineConfig
@@ -87,10 +87,13 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        directory = str(checkpoint_directory(resolve_model(model)))
-        config = EngineConfig.from_mapping({**options, "model": directory})
-        self.tokenizer = Tokenizer.load(config.tokenizer or directory)
-        self.engine = Engine.load(config)
+        config = EngineConfig.from_mapping({**options, "model": resolve_model(model)})
+        trust = config.trust_remote_code
+        directory = checkpoint_directory(
+            config.model, trust_remote_code=trust, allow_pickle=config.allow_pickle
+        )
+        self.tokenizer = Tokenizer.load(config.tokenizer or str(directory), trust_remote_code=trust)
+        self.engine = Engine.load(replace(config, model=str(directory)))
         self._ids = itertools.count()
 
     def generate(

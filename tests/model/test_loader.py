@@ -185,12 +185,6 @@ def test_a_tensor_stored_twice_is_refused(make_checkpoint, load):
     assert f"is in both {first} and {second}" in message_of(load, directory)
 
 
-def test_pickled_weights_are_refused(make_checkpoint, load):
-    directory, _ = make_checkpoint("llama")
-    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-    assert "only pickled weights, which are refused" in message_of(load, directory)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

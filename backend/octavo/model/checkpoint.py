@@ -1,7 +1,8 @@
-"""Safetensors files of a checkpoint directory: which tensors there are, and each one when asked.
+"""Weight files of a checkpoint directory: which tensors there are, and each one when asked.
 
-Sharded or not; pickle files are refused, for loading one runs code. Knows names, shapes and
-dtypes, and nothing of what the tensors mean.
+Safetensors, sharded or not. Pickled files are refused unless the operator allows them by name, and
+are never read where safetensors are. Knows names, shapes and dtypes, and nothing of what the
+tensors mean.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, shown
+from octavo.model.pickled_weights import PickledFile
 
 _SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_PICKLED_SINGLE = "pytorch_model.bin"
+_INDEX_ENDING = ".index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 _NAMES_SHOWN = 4
 
@@ -26,17 +29,24 @@ _NAMES_SHOWN = 4
 class Checkpoint:
     """Tensors of one checkpoint directory, read lazily and one at a time.
 
+    Args:
+        directory: holds `model.safetensors` or an index of shards.
+        allow_pickle: where there are no safetensors, read `pytorch_model.bin` or its shards.
+
     Raises:
-        ConfigError: there are no safetensors files, or one is damaged or disagrees with the index.
+        ConfigError: there are no weight files that may be read, or one is damaged or disagrees
+            with the index.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, allow_pickle: bool = False) -> None:
         self._directory = directory
         self._file_of: dict[str, Any] = {}
         self._path_of: dict[str, Path] = {}
-        indexed = _read_index(directory)
-        for path in _weight_files(directory, indexed):
-            file = _open(path)
+        single = _single_name(directory, allow_pickle)
+        index = directory / f"{single}{_INDEX_ENDING}"
+        indexed = {} if (directory / single).exists() else _read_index(index)
+        for path in _weight_files(directory, single, indexed):
+            file = _open(path) if single == _SINGLE else PickledFile(path)
             names = set(file.keys())
             for name in names & self._file_of.keys():
                 raise ConfigError(f"tensor {name} is in both {self._path_of[name]} and {path}")
@@ -44,9 +54,7 @@ class Checkpoint:
             self._path_of.update(dict.fromkeys(names, path))
         for name, file_name in indexed.items():
             if name not in self._path_of or self._path_of[name].name != file_name:
-                raise ConfigError(
-                    f"{directory / _INDEX} says tensor {name} is in {file_name}, but it is not"
-                )
+                raise ConfigError(f"{index} says tensor {name} is in {file_name}, but it is not")
 
     def check(self, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
         """Refuse a checkpoint whose tensors are not exactly the expected ones.
@@ -99,39 +107,53 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a JSON object")
     return values
 
 
-def _read_index(directory: Path) -> dict[str, str]:
+def _single_name(directory: Path, allow_pickle: bool) -> str:
+    """Return the file name of whole weights, in the form that is to be read.
+
+    Raises:
+        ConfigError: all that is there is pickled, and not allowed.
+    """
+    if any((directory / f"{_SINGLE}{ending}").exists() for ending in ("", _INDEX_ENDING)):
+        return _SINGLE
+    if not any(any(directory.glob(pattern)) for pattern in PICKLES):
+        return _SINGLE
+    if not allow_pickle:
+        raise ConfigError(
+            f"{directory} holds only pickled weights, which are refused because such files can "
+            "carry code; convert them to safetensors, or set option allow_pickle to true if you "
+            "trust where they come from"
+        )
+    return _PICKLED_SINGLE
+
+
+def _read_index(path: Path) -> dict[str, str]:
     """Return the file name of each tensor by the index of a sharded checkpoint, else nothing."""
-    path = directory / _INDEX
-    if (directory / _SINGLE).exists() or not path.exists():
+    if not path.exists():
         return {}
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ConfigError(f"{path} must have a weight_map from tensor names to file names")
     for file_name in weight_map.values():
-        if not isinstance(file_name, str) or Path(file_name).name != file_name:
-            raise ConfigError(f"{path} names {file_name!r}, which is not a file name")
+        # Nothing outside the directory is ever opened.
+        is_name = isinstance(file_name, str) and Path(file_name).name == file_name
+        if not is_name or file_name in ("", "..") or "\0" in file_name:
+            raise ConfigError(f"{path} names {shown(file_name)}, which is not a file name")
     return weight_map
 
 
-def _weight_files(directory: Path, indexed: Mapping[str, str]) -> list[Path]:
-    names = sorted(set(indexed.values())) or [_SINGLE]
-    paths = [directory / name for name in names]
-    missing = [path for path in paths if not path.is_file()]
-    if not missing:
-        return paths
-    if not indexed and any(any(directory.glob(pattern)) for pattern in _PICKLES):
-        raise ConfigError(
-            f"{directory} holds only pickled weights, which are refused because loading them "
-            "runs code; convert them to safetensors"
-        )
-    raise ConfigError(f"weights {_some([str(path) for path in missing])} do not exist")
+def _weight_files(directory: Path, single: str, indexed: Mapping[str, str]) -> list[Path]:
+    paths = [directory / name for name in sorted(set(indexed.values())) or [single]]
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing:
+        raise ConfigError(f"weights {_some(missing)} do not exist")
+    return paths
 
 
 def _open(path: Path) -> Any:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, shown
+
+_MOST = 2**31 - 1
 
 #: Bookkeeping, training and generation fields: none changes a logit of the forward pass.
 HARMLESS_FIELDS = frozenset(
@@ -42,11 +44,13 @@ class ConfigFields:
         """Take a field as it is, null included; `default` when it is absent."""
         return self._rest.pop(name, default)
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """Take a positive integer; without a default the field must be there."""
+    def integer(self, name: str, default: int | None = None, *, most: int = _MOST) -> int:
+        """Take an integer from 1 to `most`; without a default the field must be there."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(name, value, "a positive integer")
+        if value > most:
+            raise self.error(name, value, f"at most {most:,}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -85,13 +89,13 @@ class ConfigFields:
             if name in known or value is None or value is False or value in ("", [], {}):
                 continue
             raise ConfigError(
-                f"{self._where} has {name} = {value!r}, which is not understood; "
+                f"{self._where} has {name} = {shown(value)}, which is not understood; "
                 "remove it if it does not change what the model computes"
             )
 
     def error(self, name: str, value: object, allowed: str) -> ConfigError:
         """Return the error for a field with a wrong value."""
-        return ConfigError(f"{self._where} has {name} = {value!r} but must have {allowed}")
+        return ConfigError(f"{self._where} has {name} = {shown(value)} but must have {allowed}")
 
     def _value(self, name: str, default: Any) -> Any:
         value = self._rest.pop(name, None)

@@ -77,6 +77,18 @@ def convert_gguf(gguf_path: Path, directory: Path) -> None:
     Raises:
         ConfigError: the file cannot be read, or what it holds is not supported.
     """
+    try:
+        _convert(gguf_path, directory)
+    except (ConfigError, OSError):
+        raise
+    except Exception as error:
+        # Anyone can have written the file, so values may be of any type and size.
+        raise ConfigError(
+            f"{gguf_path} holds what cannot be converted: {type(error).__name__}, {error}"
+        ) from error
+
+
+def _convert(gguf_path: Path, directory: Path) -> None:
     file = GgufFile(gguf_path)
     config = _model_config(file)
     write_tokenizer(file, directory)

@@ -15,7 +15,7 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.model.checkpoint import Checkpoint, read_json
+from octavo.model.checkpoint import PICKLES, Checkpoint, read_json
 from octavo.model.decoder import Decoder, DecoderWeights, LayerWeights
 from octavo.model.layers import PackedLinear
 from octavo.model.rope import rotary_table
@@ -49,8 +49,12 @@ def load_model(config: EngineConfig) -> LoadedModel:
     Raises:
         ConfigError: the checkpoint or the device cannot be served; the message says why.
     """
-    directory = checkpoint_directory(config.model)
-    spec = read_spec(directory)
+    directory = checkpoint_directory(
+        config.model,
+        trust_remote_code=config.trust_remote_code,
+        allow_pickle=config.allow_pickle,
+    )
+    spec = read_spec(directory, trust_remote_code=config.trust_remote_code)
     max_model_len = config.max_model_len or spec.max_position_embeddings
     if max_model_len > spec.max_position_embeddings:
         raise ConfigError(
@@ -58,7 +62,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
             f"{spec.max_position_embeddings} tokens"
         )
     device = _device(config.device)
-    checkpoint = Checkpoint(directory)
+    checkpoint = Checkpoint(directory, allow_pickle=config.allow_pickle)
     checkpoint.check(expected_tensors(spec), _ignored_tensors(spec))
     dtype = _dtype(config.dtype, spec, checkpoint)
     reader = _WeightReader(checkpoint, spec, dtype, device, deterministic=config.deterministic)
@@ -75,10 +79,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
     return LoadedModel(spec, decoder, attention, dtype, device, directory, max_model_len)
 
 
-def checkpoint_directory(model: str) -> Path:
+def checkpoint_directory(
+    model: str, *, trust_remote_code: bool = False, allow_pickle: bool = False
+) -> Path:
     """Return the directory of a checkpoint directory, a GGUF file or a hub id.
 
-    A GGUF file is converted, and a hub checkpoint downloaded, into the user's cache.
+    A GGUF file is converted, and a hub checkpoint downloaded, into the user's cache: its Python
+    and its pickled files only if they may be used.
 
     Raises:
         ConfigError: there is no such model, or it cannot be read or downloaded.
@@ -98,16 +105,24 @@ def checkpoint_directory(model: str) -> Path:
             f"model {model!r} does not exist; name a checkpoint directory, a .gguf file or a "
             "hub id like 'organisation/name'"
         )
-    return _download(model)
+    return _download(model, trust_remote_code, allow_pickle)
 
 
-def read_spec(directory: Path) -> ModelSpec:
+def read_spec(directory: Path, *, trust_remote_code: bool = False) -> ModelSpec:
     """Read a checkpoint's spec; generation_config.json, where it names end tokens, is believed.
 
     Raises:
-        ConfigError: a file is missing or damaged, or the model is not supported.
+        ConfigError: a file is missing or damaged, or the model is not supported, or it says that
+            code of its own belongs to it and that is not trusted.
     """
-    spec = ModelSpec.from_hf_config(read_json(directory / "config.json"))
+    config = read_json(directory / "config.json")
+    if config.get("auto_map") and not trust_remote_code:
+        raise ConfigError(
+            f"{directory / 'config.json'} says that code of its own (auto_map) belongs to the "
+            "model; set option trust_remote_code to true if Octavo's own decoder does the same, "
+            "which is what computes in any case"
+        )
+    spec = ModelSpec.from_hf_config(config)
     generation_path = directory / "generation_config.json"
     if not generation_path.exists():
         return spec
@@ -234,13 +249,17 @@ def _device(option: str) -> torch.device:
     return device
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, trust_remote_code: bool, allow_pickle: bool) -> Path:
     from huggingface_hub import snapshot_download
 
+    patterns = [*_HUB_PATTERNS, *(("*.py",) if trust_remote_code else ())]
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(_HUB_PATTERNS)))
+        directory = Path(snapshot_download(hub_id, allow_patterns=patterns))
+        if allow_pickle and not any(directory.glob("*.safetensors")):
+            directory = Path(snapshot_download(hub_id, allow_patterns=[*patterns, *PICKLES]))
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
             f"model {hub_id!r} is no local path and cannot be downloaded from the hub: {reason}"
         ) from None
+    return directory

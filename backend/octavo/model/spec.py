@@ -23,6 +23,9 @@ ARCHITECTURES = {
 }
 _DTYPES = ("bfloat16", "float16", "float32")
 _WHERE = "the model config"
+#: Far beyond any model: what a config says is reserved before a tensor shows whether it is true.
+_MOST_LAYERS = 4096
+_MOST_POSITIONS = 2**27
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,8 @@ class ModelSpec:
             )
         fields = ConfigFields(values, _WHERE)
         model_type = _model_type(fields)
-        num_layers = fields.integer("num_hidden_layers")
-        max_len = fields.integer("max_position_embeddings")
+        num_layers = fields.integer("num_hidden_layers", most=_MOST_LAYERS)
+        max_len = fields.integer("max_position_embeddings", most=_MOST_POSITIONS)
         fields.choice("hidden_act", ("silu",), "silu")
         hidden_size, num_heads, num_kv_heads, head_dim = _head_sizes(fields, model_type)
         spec = cls(

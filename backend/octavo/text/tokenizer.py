@@ -67,15 +67,24 @@ class Tokenizer:
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
 
     @classmethod
-    def load(cls, name: str) -> Tokenizer:
+    def load(cls, name: str, *, trust_remote_code: bool = False) -> Tokenizer:
         """Load the tokenizer of a checkpoint directory or hub id, with the ids that end a text.
+
+        Its own Python is run only if `trust_remote_code`.
 
         Raises:
             ConfigError: there is none, or it is not supported.
         """
         try:
-            hf = AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+            # Absent, transformers would ask on the terminal.
+            hf = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        except Exception as error:
+            # The files may hold anything, and the Rust library raises what has no kind.
+            if "trust_remote_code" in str(error):
+                raise ConfigError(
+                    f"the tokenizer of {name!r} needs code that it brings along; set option "
+                    "trust_remote_code to true if you have read that code and trust it"
+                ) from None
             raise ConfigError(f"no tokenizer can be loaded from {name!r}: {error}") from None
         return cls(hf, _as_ids(hf.eos_token_id) | _checkpoint_eos(name))
 

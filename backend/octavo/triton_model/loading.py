@@ -33,8 +33,11 @@ def make_service(
     Raises:
         ConfigError: engine or tokenizer cannot be loaded; the message says why.
     """
-    directory = checkpoint_directory(resolve_model(config.model))
-    tokenizer = Tokenizer.load(config.tokenizer or str(directory))
+    trust = config.trust_remote_code
+    directory = checkpoint_directory(
+        resolve_model(config.model), trust_remote_code=trust, allow_pickle=config.allow_pickle
+    )
+    tokenizer = Tokenizer.load(config.tokenizer or str(directory), trust_remote_code=trust)
     client.wait_ready()
     metrics = EngineMetrics(pb_utils, model, version)
     logs = (log_request,) if config.log_requests else ()
