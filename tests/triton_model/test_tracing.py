@@ -170,6 +170,14 @@ def test_a_trace_that_is_not_sampled_gets_no_spans(
     assert spans_of(trace_context=CONTEXT.replace("-01", "-00")) == {}
 
 
+def test_only_traces_that_others_began_get_spans_if_the_sampler_says_so(
+    spans_of: Callable[..., dict[str, ReadableSpan]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    assert spans_of(trace_context="") == {}
+    assert "octavo.request" in spans_of()
+
+
 def test_nobody_waits_for_a_receiver_that_is_stuck(
     receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import json
 
 from octavo.triton_model.exchange import Arrival
 from octavo.triton_model.pb_utils import InferenceRequest
+from octavo.triton_model.tensor_values import MAX_PARAMETERS_LENGTH
 
 _TRACEPARENT, _TRACESTATE = TRACE_PARAMETERS = ("traceparent", "tracestate")
 #: Longer names are cut and longer contexts ignored: both are kept until the request has ended.
@@ -22,7 +23,7 @@ def read_arrival(request: InferenceRequest, time_s: float) -> Arrival:
     """Return when and by which names a request came; what cannot be read counts as absent.
 
     The server's own trace comes first. Without one the parameters `traceparent` and `tracestate`
-    count, which the server makes of a client's headers when it is told to forward them.
+    count, which a client sends, or the server makes of the headers it is told to forward.
     """
     client_request_id = trace_context = ""
     # What is no UTF-8 becomes an error of the request's parameters, or of nothing.
@@ -34,8 +35,8 @@ def read_arrival(request: InferenceRequest, time_s: float) -> Arrival:
 
 
 def _from_parameters(text: str) -> str:
-    # Nearly every request ends here, before anything is parsed.
-    if _TRACEPARENT not in text:
+    # Nearly every request ends here, before anything is parsed; what is too long is refused later.
+    if _TRACEPARENT not in text or len(text) > MAX_PARAMETERS_LENGTH:
         return ""
     parameters = json.loads(text)
     if not isinstance(parameters.get(_TRACEPARENT), str):
