@@ -6,6 +6,7 @@ Imports nothing of `octavo`: it knows the server by its tensors and status codes
 from octavo_client.answer import Answer, Completion, Delta, Timing, TokenLogprob
 from octavo_client.async_client import AsyncClient, AsyncDeltaStream
 from octavo_client.client import Client, DeltaStream
+from octavo_client.engine_health import EngineHealth
 from octavo_client.errors import (
     InvalidRequest,
     ModelNotFound,
@@ -25,6 +26,7 @@ __all__ = [
     "Completion",
     "Delta",
     "DeltaStream",
+    "EngineHealth",
     "InvalidRequest",
     "ModelNotFound",
     "OctavoClientError",

@@ -18,7 +18,15 @@ import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from octavo_client.answer import Completion, Delta
-from octavo_client.codec import Messages, Prompt, ResponseReader, encode_inspection, encode_request
+from octavo_client.codec import (
+    Messages,
+    Prompt,
+    ResponseReader,
+    encode_health,
+    encode_inspection,
+    encode_request,
+)
+from octavo_client.engine_health import EngineHealth
 from octavo_client.errors import RequestCancelled
 from octavo_client.transport import (
     DEFAULT_KEEPALIVE_S,
@@ -200,6 +208,12 @@ class AsyncClient:
         started = perf_counter()
         await self.generate("ok", timeout_s=timeout_s, max_tokens=1, temperature=0.0)
         return perf_counter() - started
+
+    async def engine_health(self, timeout_s: float = 10.0) -> EngineHealth:
+        """Return how the engine is; see `Client.engine_health`."""
+        async with self._send(encode_health(self.model), timeout_s) as deltas:
+            completion = Completion.from_deltas([delta async for delta in deltas])
+        return EngineHealth.from_json(completion.text)
 
     async def inspect(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Return the engine's queues and KV blocks; see `Client.inspect`."""

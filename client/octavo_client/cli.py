@@ -23,10 +23,9 @@ from octavo_client.cli_options import (
     in_terms_of_options,
     request_params,
     sampling_options,
-    seconds,
 )
 from octavo_client.client import Client
-from octavo_client.errors import OctavoClientError
+from octavo_client.health_command import health
 from octavo_client.inspect_command import inspect
 from octavo_client.meter import Meter
 from octavo_client.top_command import top
@@ -60,19 +59,6 @@ def chat(connection: Connection, system: str | None, **options: Any) -> None:
     """Talk with the model; the conversation is kept until /clear, /exit or Ctrl-D."""
     with connected(connection) as client:
         Chat(client, system, request_params(options), describe=in_terms_of_options).run()
-
-
-@click.command()
-@connection_options
-@seconds("--timeout", default=10.0, show_default=True, help="Seconds to wait for the token.")
-def health(connection: Connection, timeout: float) -> None:
-    """Generate one token; exit 0 if it came in time, else 1."""
-    with connected(connection) as client:
-        try:
-            took_s = client.health(timeout)
-        except OctavoClientError as error:
-            raise click.ClickException(in_terms_of_options(error)) from None
-    click.echo(f"ok: {connection.model} at {connection.url} generated a token in {took_s:.3f} s")
 
 
 #: What the `octavo` command adds to its group.

@@ -17,7 +17,15 @@ import grpc.experimental
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from octavo_client.answer import Completion, Delta
-from octavo_client.codec import Messages, Prompt, ResponseReader, encode_inspection, encode_request
+from octavo_client.codec import (
+    Messages,
+    Prompt,
+    ResponseReader,
+    encode_health,
+    encode_inspection,
+    encode_request,
+)
+from octavo_client.engine_health import EngineHealth
 from octavo_client.errors import OctavoClientError
 from octavo_client.transport import (
     DEFAULT_KEEPALIVE_S,
@@ -211,6 +219,15 @@ class Client:
         started = perf_counter()
         self.generate("ok", timeout_s=timeout_s, max_tokens=1, temperature=0.0)
         return perf_counter() - started
+
+    def engine_health(self, timeout_s: float = 10.0) -> EngineHealth:
+        """Return how the engine is; answered at once, even while it is dead, busy or frozen.
+
+        Raises:
+            OctavoClientError: no answer came within `timeout_s`: the model cannot be used.
+        """
+        with self._send(encode_health(self.model), timeout_s) as deltas:
+            return EngineHealth.from_json(Completion.from_deltas(deltas).text)
 
     def inspect(self, timeout_s: float | None = None) -> dict[str, Any]:
         """Return the engine's queues and KV blocks as they are between two of its steps.

@@ -83,8 +83,17 @@ def encode_request(model: str, prompt: Prompt, stream: bool, params: Mapping[str
 
 def encode_inspection(model: str) -> Any:
     """Build the `ModelInferRequest` that asks for the engine's state, as JSON in `text_output`."""
+    return _encode_question(model, "inspect")
+
+
+def encode_health(model: str) -> Any:
+    """Build the `ModelInferRequest` that asks how the engine is, as JSON in `text_output`."""
+    return _encode_question(model, "health")
+
+
+def _encode_question(model: str, parameter: str) -> Any:
     request = service_pb2.ModelInferRequest(model_name=model)
-    request.parameters["inspect"].bool_param = True
+    request.parameters[parameter].bool_param = True
     return request
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 from click.testing import CliRunner
 
-from octavo_client.cli import COMMANDS, generate, health
+from octavo_client.cli import COMMANDS, generate
 
 #: The fake server decodes for 3 ms; in what it sends at once nobody saw a first token.
 STATS = r"\[7 tokens read; {} in [\d.]+ s(, first after [\d.]+ s)?, {} tokens/s; {}\]\n"
@@ -198,22 +198,6 @@ def test_no_server_is_one_line_that_names_the_address(free_url):
     result = CliRunner().invoke(generate, ["--url", free_url, "hi"])
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == f"Error: no gRPC server answers at {free_url}: Connection refused\n"
-
-
-def test_healthy_is_a_line_and_exit_code_0(server, run):
-    result = run(health)
-    assert result.exit_code == 0
-    expected = rf"ok: octavo at {server.url} generated a token in \d+\.\d+ s\n"
-    assert re.fullmatch(expected, result.stdout)
-
-
-def test_unhealthy_is_a_line_and_exit_code_1(server, run):
-    server.plays(server.fail("INVALID_ARGUMENT", "no"))
-    assert run(health).exit_code == 1
-    server.plays(server.HANG)
-    result = run(health, "--timeout", "0.1")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "not finished within 0.1 s" in result.stderr
 
 
 def test_ctrl_c_cancels_on_the_server_and_exits_with_130(server):

@@ -13,6 +13,7 @@ def test_the_public_names_are_these():
         "Completion",
         "Delta",
         "DeltaStream",
+        "EngineHealth",
         "InvalidRequest",
         "ModelNotFound",
         "OctavoClientError",
