@@ -48,8 +48,8 @@ def _latest(pb_utils: Any) -> dict[str, float]:
 
 @pytest.fixture
 def metrics(pb_utils: Any) -> EngineMetrics:
-    """Return metrics that no thread writes; an engine is ready."""
-    metrics = EngineMetrics(pb_utils, "octavo", "1")
+    """Return metrics that no thread writes, for which time stands still; an engine is ready."""
+    metrics = EngineMetrics(pb_utils, "octavo", "1", clock=lambda: 0.0)
     metrics.engine_ready(INFO)
     return metrics
 
@@ -182,6 +182,18 @@ def test_figures_that_have_not_changed_are_not_written_again(
     }
     assert {name for name, count in counts.items() if count == 2} == changed
     assert max(counts.values()) == 2
+
+
+def test_gauges_are_written_again_every_second_for_another_instance_may_have_written_them(
+    pb_utils: Any,
+) -> None:
+    times = iter((0.0, 0.9, 1.1, 1.2))
+    metrics = EngineMetrics(pb_utils, "octavo", "1", clock=lambda: next(times))
+    metrics.engine_ready(INFO)
+    for _ in range(4):
+        metrics.write()
+    assert _samples(pb_utils, "octavo_engine_up") == [1, 1]
+    assert _samples(pb_utils, "octavo_kv_blocks_total") == [100, 100]
 
 
 def test_tokens_that_come_together_share_the_time_since_those_before(

@@ -30,6 +30,10 @@ class Gauge:
         """Take the latest figure."""
         self._wanted = value
 
+    def write_again(self) -> None:
+        """Have the next `write` tell the server whatever it was told before."""
+        self._written = None
+
     def write(self) -> None:
         """Tell the server if the figure has changed."""
         wanted = self._wanted

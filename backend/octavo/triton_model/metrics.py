@@ -7,7 +7,8 @@ nothing of the life of a request. docs/metrics.md lists them all and says what i
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from octavo.errors import EngineDead, PromptTooLong, RequestError
@@ -19,6 +20,9 @@ from octavo.triton_model.pb_utils import Metric, PbUtils
 from octavo.triton_model.request_meter import NewTokens
 from octavo.triton_model.request_record import RequestRecord
 
+#: Gauges are written again this often though they have not changed: when a model is loaded with
+#: other options, the instance that leaves sets to 0 what by then belongs to the one that came.
+GAUGES_AGAIN_S = 1.0
 _NO_ENGINE = EngineInfo(0, 0, 0, 0, (), 0, 0)
 #: Why a request was turned away; first match wins. The engine counts what its queue refused.
 _REASONS: tuple[tuple[type[Exception], str], ...] = (
@@ -35,7 +39,13 @@ class EngineMetrics:
     `report`; the other methods are for the thread that answers.
     """
 
-    def __init__(self, pb_utils: PbUtils, model: str, version: str) -> None:
+    def __init__(
+        self,
+        pb_utils: PbUtils,
+        model: str,
+        version: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._family_kind = pb_utils.MetricFamily
         self._labels = {"model": model, "version": version}
         # The server forgets a metric when its family is collected, so families are kept.
@@ -43,6 +53,8 @@ class EngineMetrics:
         self._info = _NO_ENGINE
         self._num_starts = 0
         self._last_step = 0
+        self._clock = clock
+        self._gauges_again_at_s = 0.0
         self._reports_lock = threading.Lock()
         self._thread = MetricsThread(self.write)
         self._make_engine_series()
@@ -117,6 +129,12 @@ class EngineMetrics:
 
     def write(self) -> None:
         """Write what has changed; for the thread of `start`, or for a caller that has none."""
+        now_s = self._clock()
+        if now_s >= self._gauges_again_at_s:
+            self._gauges_again_at_s = now_s + GAUGES_AGAIN_S
+            for series in self._all_series():
+                if isinstance(series, Gauge):
+                    series.write_again()
         for series in self._all_series():
             series.write()
 

@@ -1,6 +1,6 @@
 """The thread that writes metrics: at once when something has changed, then not again for a while.
 
-Every write is a round trip to the server, so nobody else makes any. Knows nothing of what is
+It also writes now and then when nothing has. Every write is a round trip to the server, so nobody else makes any. Knows nothing of what is
 written.
 """
 
@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 
 WRITE_INTERVAL_S = 0.1
+#: Longest time without a write.
+IDLE_INTERVAL_S = 1.0
 #: Pause after a write that failed, which may fail again and be logged again.
 FAILURE_PAUSE_S = 5.0
 
@@ -18,7 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsThread:
-    """Calls `write` after a `wake`, at most every `WRITE_INTERVAL_S`, and once more at the end."""
+    """Calls `write` after a `wake`, at most every `WRITE_INTERVAL_S`, and once more at the end.
+
+    Without a `wake` it calls it every `IDLE_INTERVAL_S`.
+    """
 
     def __init__(self, write: Callable[[], None]) -> None:
         self._write = write
@@ -44,7 +49,7 @@ class MetricsThread:
 
     def _run(self) -> None:
         while not self._is_closing.is_set():
-            self._has_changes.wait()
+            self._has_changes.wait(IDLE_INTERVAL_S)
             self._has_changes.clear()
             self._is_closing.wait(WRITE_INTERVAL_S if self._try_to_write() else FAILURE_PAUSE_S)
         self._try_to_write()
