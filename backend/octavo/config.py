@@ -86,7 +86,7 @@ class EngineConfig:
     """Longest prompt plus output, in tokens; by default the model's own context."""
     default_max_tokens: int = 512
     """Output limit of requests that name none, in tokens."""
-    max_prompt_bytes: int = 16_777_216
+    max_prompt_bytes: int = 8_388_608
     """Longest prompt as it is sent, in bytes of text, of JSON messages, or of 4-byte ids."""
     max_logprobs: int = 20
     """Most likely tokens of which a request may ask the log-probability, from 0 to 1024."""

@@ -114,8 +114,6 @@ def _read_ints(key: str, value: object) -> tuple[int, ...]:
 
 
 def _read_biases(key: str, value: object) -> tuple[tuple[int, float], ...]:
-    if isinstance(value, str):
-        value = read_json(key, value)
     pairs = tuple(value.items()) if isinstance(value, dict) else value
     if not isinstance(pairs, tuple) or not all(
         isinstance(pair, tuple) and len(pair) == 2 for pair in pairs

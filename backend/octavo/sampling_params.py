@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from octavo.errors import InvalidRequest, shown
-from octavo.request_keys import check_range, read_value, refused
+from octavo.request_keys import check_range, read_json, read_value, refused
 from octavo.scheduling_params import SCHEDULING_KEYS
 from octavo.structured_outputs import StructuredOutputs
 
@@ -28,6 +28,14 @@ MAX_BAD_WORD_CHARACTERS = 16_384
 MAX_BIASED_TOKENS = 4096
 #: Of all tokens of a prompt together: they are held as text until the first response.
 MAX_PROMPT_LOGPROBS = 262_144
+
+#: How many items a list or an object may have, and what they are.
+_MOST_ITEMS = {
+    "stop": (MAX_STOP_STRINGS, "strings"),
+    "bad_words": (MAX_BAD_WORDS, "strings"),
+    "stop_token_ids": (MAX_STOP_TOKEN_IDS, "ids"),
+    "logit_bias": (MAX_BIASED_TOKENS, "tokens"),
+}
 
 _INT32_MAX = 2**31 - 1
 _POSITIVE = f"an integer from 1 to {_INT32_MAX:,}"
@@ -134,13 +142,8 @@ class SamplingParams:
         for key in ("logprobs", "prompt_logprobs"):
             if getattr(self, key) is not None:
                 check_range(key, getattr(self, key), 0, _INT32_MAX, "an integer of at least 0")
-        _check_strings("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
-        _check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARACTERS)
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequest(
-                f"stop_token_ids has {len(self.stop_token_ids):,} ids "
-                f"but at most {MAX_STOP_TOKEN_IDS} are allowed"
-            )
+        _check_strings("stop", self.stop, MAX_STOP_CHARACTERS)
+        _check_strings("bad_words", self.bad_words, MAX_BAD_WORD_CHARACTERS)
         self._check_listed_tokens()
         self._check_beams()
 
@@ -163,11 +166,6 @@ class SamplingParams:
     def _check_listed_tokens(self) -> None:
         if self.allowed_token_ids == ():
             raise InvalidRequest("allowed_token_ids has 0 ids but must have at least 1")
-        if len(self.logit_bias) > MAX_BIASED_TOKENS:
-            raise InvalidRequest(
-                f"logit_bias has {len(self.logit_bias):,} tokens "
-                f"but at most {MAX_BIASED_TOKENS:,} are allowed"
-            )
         for key, ids in self._listed_token_ids().items():
             for token_id in (min(ids, default=0), max(ids, default=0)):
                 check_range(key, token_id, 0, _INT32_MAX, f"token ids in [0, {_INT32_MAX:,}]")
@@ -267,12 +265,16 @@ class SamplingParams:
 def _read(key: str, kind: str, value: object) -> object:
     if kind == "StructuredOutputs | None":
         return None if value is None else StructuredOutputs.from_value(key, value)
+    if key == "logit_bias" and isinstance(value, str):
+        value = read_json(key, value)
+    # Before they are read, which takes a microsecond each.
+    most, what = _MOST_ITEMS.get(key, (0, ""))
+    if most and isinstance(value, Collection) and not isinstance(value, str) and len(value) > most:
+        raise InvalidRequest(f"{key} has {len(value):,} {what} but at most {most:,} are allowed")
     return read_value(key, kind, value)
 
 
-def _check_strings(key: str, strings: tuple[str, ...], most: int, most_characters: int) -> None:
-    if len(strings) > most:
-        raise InvalidRequest(f"{key} has {len(strings):,} strings but at most {most} are allowed")
+def _check_strings(key: str, strings: tuple[str, ...], most_characters: int) -> None:
     if "" in strings:
         raise InvalidRequest(f"{key} has an empty string but each must have a character")
     num_characters = sum(map(len, strings))

@@ -43,7 +43,7 @@ def test_the_servers_trace_comes_before_the_clients(
 
 def test_a_trace_is_no_sampling_key(make_request: MakeRequest) -> None:
     parameters = {"traceparent": PARENT, "tracestate": "vendor=1", "top_k": 3}
-    decoded = decode_request(make_request(parameters, text_input="a"), 300)
+    decoded = decode_request(make_request(parameters, text_input="a"), 300, 1000)
     assert decoded.params.top_k == 3
 
 

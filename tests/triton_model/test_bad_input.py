@@ -17,7 +17,8 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.metrics import EngineMetrics
-from octavo.triton_model.service import HUGE_PROMPT, LONG_PROMPT, Service
+from octavo.triton_model.prompt_threads import HUGE_PROMPT, LONG_PROMPT
+from octavo.triton_model.service import Service
 
 MakeService = Callable[..., Service]
 MakeRequest = Callable[..., Any]
@@ -144,8 +145,8 @@ PARAMETERS = {
     "not UTF-8": (b'{"n": "\xff"}', "sampling_parameters has byte 0xff at position 7 but must be"),
     "deep": ("[" * 100_000, "sampling_parameters is not valid JSON: maximum recursion depth"),
     "long": (
-        '{"stop": "' + "x" * 4_194_304 + '"}',
-        "sampling_parameters has 4,194,316 characters but must have at most 4,194,304",
+        '{"stop": "' + "x" * 2_097_152 + '"}',
+        "sampling_parameters has 2,097,164 characters but must have at most 2,097,152",
     ),
     "of two": ([b"{}", b"{}"], "sampling_parameters has shape [2] but must have shape [1]"),
     "min above max": (
@@ -176,8 +177,16 @@ PROMPTS = {
         "prompt has 100,000 tokens but max_model_len is 100,000, with room for the answer; shorte",
     ),
     "far too long": (
-        {"text_input": "a" * 10_000_000},
-        "prompt has 10,000,000 characters but at most 1,048,576 can be 100,000 tokens, of which",
+        {"text_input": "a" * 8_000_000},
+        "prompt has 8,000,000 characters but at most 1,048,576 can be 100,000 tokens, of which",
+    ),
+    "of too many bytes": (
+        {"text_input": "é" * 5_000_000},
+        "text_input has 10,000,000 bytes but max_prompt_bytes is 8,388,608; shorten it or raise",
+    ),
+    "too many messages": (
+        {"messages": f"[{'0,' * 10_000}0]"},
+        "messages has 10,001 items but at most 10,000 are allowed",
     ),
     "no ids": ({"input_ids": np.array([], np.int32)}, "input_ids has shape [0] but must have"),
     "ids of rank 2": ({"input_ids": np.array([[1]], np.int32)}, "input_ids has shape [1, 1] but"),
@@ -263,6 +272,15 @@ def test_a_deep_value_is_the_clients_fault_however_deep(
         assert request.sender.wait_final().error.code == "INVALID_ARG"
 
 
+def test_a_requests_own_parameters_are_not_read_if_they_are_too_long(
+    make_service: MakeService, make_request: MakeRequest
+) -> None:
+    request = make_request(text_input="a", parameters={"stop": "x" * 2_097_152})
+    make_service().accept(request)
+    reason = request.sender.wait_final().error.reason
+    assert reason == "parameters has 2,097,164 characters but must have at most 2,097,152"
+
+
 @dataclass
 class Gate:
     """A tokenizer that encodes huge texts only when it is told to."""
@@ -308,7 +326,7 @@ def test_a_conversation_of_many_messages_holds_up_no_short_prompt(
     make_service: MakeService, make_request: MakeRequest
 ) -> None:
     serving = make_service()
-    many = json.dumps([{"role": "user", "content": "word " * 4}] * 20_000)
+    many = json.dumps([{"role": "user", "content": "word " * 4}] * 10_000)
     conversation = make_request(messages=many)
     serving.accept(conversation)
     short = make_request(text_input="x", sampling_parameters='{"max_tokens": 1}')

@@ -7,7 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo.errors import EngineDead, EngineError, InvalidRequest, QueueFull, RequestCancelled
+from octavo.errors import (
+    EngineDead,
+    EngineError,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    RequestCancelled,
+)
 from octavo.request import FinishReason, SequenceTiming
 from octavo.scheduling_params import SchedulingParams
 from octavo.triton_model import codec
@@ -15,11 +22,12 @@ from octavo.triton_model.codec import decode_request
 from octavo.triton_model.exchange import AnswerData, DecodedRequest, ResponseData
 
 VOCAB_SIZE = 1000
+MAX_BYTES = 100_000
 
 
 @pytest.fixture
 def decode(make_request: Callable[..., Any]) -> Callable[..., DecodedRequest]:
-    return lambda **request: decode_request(make_request(**request), VOCAB_SIZE)
+    return lambda **request: decode_request(make_request(**request), VOCAB_SIZE, MAX_BYTES)
 
 
 @pytest.fixture
@@ -152,7 +160,7 @@ def test_parameters_that_are_not_utf_8_are_the_clients_fault(
 
     message = "^the request's parameters have byte 0xff but must be valid UTF-8$"
     with pytest.raises(InvalidRequest, match=message):
-        decode_request(Garbled(text_input="a"), VOCAB_SIZE)
+        decode_request(Garbled(text_input="a"), VOCAB_SIZE, MAX_BYTES)
 
 
 def test_what_the_protocol_leaves_in_the_parameters_is_no_error(
@@ -399,3 +407,27 @@ def test_a_tensor_that_config_pbtxt_requires_stays_required() -> None:
     config = _Config(input=[given])
     codec.complete_config(config)
     assert [t["name"] for t in config.config["input"] if not t["optional"]] == ["text_input"]
+
+
+@pytest.mark.parametrize(
+    ("name", "largest", "larger", "num_bytes"),
+    [
+        ("text_input", "é" * 50_000, "é" * 50_001, "100,002"),
+        ("input_ids", [1] * 25_000, [1] * 25_001, "100,004"),
+        ("messages", '["' + "a" * 99_996 + '"]', '["' + "a" * 99_997 + '"]', "100,001"),
+    ],
+)
+def test_a_prompt_has_so_many_bytes_at_most(
+    name: str,
+    largest: Any,
+    larger: Any,
+    num_bytes: str,
+    decode: Callable[..., DecodedRequest],
+) -> None:
+    assert decode(**{name: largest}).prompt_length >= 25_000
+    with pytest.raises(PromptTooLong) as refused:
+        decode(**{name: larger})
+    assert str(refused.value) == (
+        f"{name} has {num_bytes} bytes but max_prompt_bytes is 100,000; "
+        "shorten it or raise max_prompt_bytes in engine.json"
+    )

@@ -21,6 +21,8 @@ _MORE_KEYS = {
     "tool": ("tool_call_id",),
 }
 ROLES = tuple(_MORE_KEYS)
+#: Of messages, of their parts and calls, of tools or of documents: a template takes 20 us for each.
+MAX_ITEMS = 10_000
 _STRINGS = ("name", "reasoning_content", "tool_call_id")
 
 
@@ -166,6 +168,10 @@ def _items(place: str, given: Any) -> list[tuple[str, Any]]:
     """Return the items of a list, each behind its place; None is an empty one."""
     if not isinstance(given, list | None):
         raise _refused(place, given, "a list")
+    if given is not None and len(given) > MAX_ITEMS:
+        raise InvalidRequest(
+            f"{place} has {len(given):,} items but at most {MAX_ITEMS:,} are allowed"
+        )
     return [(f"{place}[{index}]", item) for index, item in enumerate(given or ())]
 
 

@@ -24,6 +24,8 @@ from octavo.triton_model.arrival import TRACE_PARAMETERS
 from octavo.triton_model.exchange import DecodedRequest, ResponseData, ResponseOptions
 from octavo.triton_model.pb_utils import AutoCompleteConfig, InferenceRequest, PbUtils
 from octavo.triton_model.tensor_values import (
+    check_parameters,
+    check_prompt_bytes,
     read_flag,
     read_parameters,
     read_string,
@@ -55,8 +57,6 @@ _PROTOCOL_PARAMETERS = (
 _PROTOCOL_PREFIX = "triton_"
 _MAX_TIMEOUT_US = 2**63 - 1
 _MAX_ERROR_LENGTH = 2000
-#: Reading JSON stops every other thread, for about 10 ms a megabyte.
-_MAX_PARAMETERS_LENGTH = 4_194_304
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,14 @@ def complete_config(config: AutoCompleteConfig) -> None:
         config.add_output(_properties(spec))
 
 
-def decode_request(request: InferenceRequest, vocab_size: int) -> DecodedRequest:
+def decode_request(
+    request: InferenceRequest, vocab_size: int, max_prompt_bytes: int
+) -> DecodedRequest:
     """Copy a request out of its tensors and parameters.
 
     Raises:
         InvalidRequest: names the tensor or key, the value given and what is allowed.
+        PromptTooLong: the prompt has more bytes than are read.
     """
     tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
     given = [name for name in _PROMPTS if name in tensors]
@@ -122,6 +125,7 @@ def decode_request(request: InferenceRequest, vocab_size: int) -> DecodedRequest
     params, scheduling = _read_params(tensors, request)
     decoded = functools.partial(DecodedRequest, params, scheduling, _read_options(tensors))
     name, array = given[0], tensors[given[0]]
+    check_prompt_bytes(name, array, max_prompt_bytes)
     if name == "input_ids":
         token_ids = read_token_ids(name, array, vocab_size)
         return decoded(token_ids=token_ids, prompt_length=len(token_ids))
@@ -199,12 +203,7 @@ def _read_params(
     if "sampling_parameters" in tensors:
         name = "sampling_parameters"
         text = read_string(name, tensors[name])
-        if len(text) > _MAX_PARAMETERS_LENGTH:
-            raise InvalidRequest(
-                f"{name} has {len(text):,} characters but must have at most "
-                f"{_MAX_PARAMETERS_LENGTH:,}"
-            )
-        in_tensor = read_json_object(name, text)
+        in_tensor = read_json_object(name, check_parameters(name, text))
         # The tensor may hold them too, and is the closer to the request's author.
         beside = {key for key in SCHEDULING_KEYS if in_tensor.get(key) is None} & own.keys()
         keys = in_tensor | {key: own[key] for key in beside}

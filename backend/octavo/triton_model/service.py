@@ -5,9 +5,9 @@ Knows nothing of how a step works, of tensor names or of the life of one request
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 from octavo.config import EngineConfig
 from octavo.engine_client import EngineClient, EngineState
@@ -19,16 +19,11 @@ from octavo.triton_model.codec import decode_request
 from octavo.triton_model.exchange import Arrival, DecodedRequest
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import InferenceRequest, PbUtils, ResponseSender
+from octavo.triton_model.prompt_threads import PromptThreads
 from octavo.triton_model.questions import LiveHealth, LiveInspection, read_question
 from octavo.triton_model.reporting import Reports
 from octavo.triton_model.request_record import Reporter
 from octavo.triton_model.response_writer import ResponseWriter, send_error
-
-#: Prompts from these lengths on (characters, or ids) are rendered and tokenized by a thread of
-#: their own: 1 MB takes most of a second, in which short prompts need not wait, and 10 MB take
-#: ten, in which other long ones need not.
-LONG_PROMPT = 32_768
-HUGE_PROMPT = 1_048_576
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +51,8 @@ class Service:
         self._writer = ResponseWriter(
             client, pb_utils, metrics, self._reports, config.drain_timeout_s
         )
-        self._long_prompts = ThreadPoolExecutor(1, thread_name_prefix="long-prompts")
-        self._huge_prompts = ThreadPoolExecutor(1, thread_name_prefix="huge-prompts")
+        self._max_prompt_bytes = config.max_prompt_bytes
+        self._prompts = PromptThreads()
         self._metrics = metrics
         metrics.start()
         self._writer.start()
@@ -77,20 +72,16 @@ class Service:
             if question is not None:
                 self._ask(question)
                 return
-            decoded = decode_request(request, self._client.info.vocab_size)
-            if decoded.prompt_length < LONG_PROMPT:
-                self._hand_over(decoded, sender, arrival)
-            elif decoded.prompt_length < HUGE_PROMPT:
-                self._long_prompts.submit(self._hand_over, decoded, sender, arrival)
-            else:
-                self._huge_prompts.submit(self._hand_over, decoded, sender, arrival)
+            vocab_size = self._client.info.vocab_size
+            decoded = decode_request(request, vocab_size, self._max_prompt_bytes)
+            hand_over = functools.partial(self._hand_over, decoded, sender, arrival)
+            self._prompts.run(decoded.prompt_length, hand_over)
         except Exception as error:
             self._refuse(sender, arrival, error)
 
     def close(self) -> None:
         """Refuse new requests, let live ones finish until the timeout, and end everything."""
-        self._long_prompts.shutdown(wait=True)
-        self._huge_prompts.shutdown(wait=True)
+        self._prompts.close()
         self._writer.stop()
         self._metrics.close()
 

@@ -11,8 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from octavo.errors import InvalidRequest
+from octavo.errors import InvalidRequest, PromptTooLong
 from octavo.triton_model.pb_utils import InferenceRequest
+
+#: Of `sampling_parameters`, and of a request's own parameters: reading JSON stops every other
+#: thread, for about 20 ms a megabyte. A list of all ids of a large vocabulary has room.
+MAX_PARAMETERS_LENGTH = 2_097_152
 
 
 def read_flag(name: str, tensors: Mapping[str, npt.NDArray[Any]], default: bool) -> bool:
@@ -46,15 +50,43 @@ def read_parameters(request: InferenceRequest) -> str:
     """Return a request's own parameters as JSON.
 
     Raises:
-        InvalidRequest: a key or a value is not UTF-8.
+        InvalidRequest: a key or a value is not UTF-8, or they are too long.
     """
     try:
-        return request.parameters()
+        return check_parameters("parameters", request.parameters())
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"the request's parameters have byte 0x{error.object[error.start]:02x} "
             "but must be valid UTF-8"
         ) from None
+
+
+def check_parameters(name: str, text: str) -> str:
+    """Return parameters as JSON if they are short enough to be read.
+
+    Raises:
+        InvalidRequest: they are not.
+    """
+    if len(text) > MAX_PARAMETERS_LENGTH:
+        raise InvalidRequest(
+            f"{name} has {len(text):,} characters but must have at most {MAX_PARAMETERS_LENGTH:,}"
+        )
+    return text
+
+
+def check_prompt_bytes(name: str, array: npt.NDArray[Any], max_prompt_bytes: int) -> None:
+    """Refuse a tensor of strings or ids that is too long to be a prompt.
+
+    Raises:
+        PromptTooLong: names the tensor, its bytes and the option.
+    """
+    is_text = array.dtype == np.object_
+    num_bytes = sum(map(len, array.flat)) if is_text else array.nbytes
+    if num_bytes > max_prompt_bytes:
+        raise PromptTooLong(
+            f"{name} has {num_bytes:,} bytes but max_prompt_bytes is {max_prompt_bytes:,}; "
+            "shorten it or raise max_prompt_bytes in engine.json"
+        )
 
 
 def read_token_ids(name: str, array: npt.NDArray[Any], vocab_size: int) -> tuple[int, ...]:
