@@ -136,7 +136,7 @@ def test_probes_wait_for_loading_and_prove_life_by_a_token(container: dict[str, 
     assert startup["httpGet"] == {"path": "/v2/health/ready", "port": "http"}
     assert startup["periodSeconds"] * startup["failureThreshold"] == 600
     assert container["readinessProbe"]["httpGet"] == startup["httpGet"]
-    assert live["exec"]["command"][:2] == ["octavo", "health"]
+    assert live["exec"]["command"][:3] == ["octavo", "health", "--live"]
     limit_s = int(live["exec"]["command"][-1])
     assert limit_s < live["timeoutSeconds"] <= live["periodSeconds"]
 
