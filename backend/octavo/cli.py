@@ -15,6 +15,7 @@ import click
 from octavo import __version__
 from octavo.errors import OctavoError
 from octavo_client.cli import COMMANDS
+from octavo_client.health_command import find_fault
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -51,12 +52,21 @@ def main() -> None:
     type=click.FloatRange(min=0),
     help="Seconds that Triton gets to leave; running requests get the model's drain_timeout_s.",
 )
+@click.option(
+    "--max-restarts",
+    default=5,
+    type=click.IntRange(min=0),
+    help="Times in a row that a server that failed is started again; 0 for none.",
+)
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", help="Least level shown.")
 @click.option("-v", "--verbose", is_flag=True, help="Show everything, Triton's own lines too.")
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- TRITONSERVER_FLAG...]")
-def serve(log_level: str, verbose: bool, flags: tuple[str, ...], **options: object) -> None:
+def serve(
+    log_level: str, verbose: bool, max_restarts: int, flags: tuple[str, ...], **options: object
+) -> None:
     """Start a Triton server on this machine and serve a model from it.
 
+    A server that crashes, whose stub process dies or whose model stops answering is started again.
     Flags after -- go to tritonserver as they are.
     """
     if importlib.util.find_spec("pytriton") is None or importlib.util.find_spec("torch") is None:
@@ -69,7 +79,8 @@ def serve(log_level: str, verbose: bool, flags: tuple[str, ...], **options: obje
 
     level = logging.DEBUG if verbose else logging.getLevelNamesMapping()[log_level.upper()]
     try:
-        run(ServerOptions(flags=flags, **options), level)  # type: ignore[arg-type]
+        asked = ServerOptions(flags=flags, **options)  # type: ignore[arg-type]
+        run(asked, level, max_restarts, find_fault)
     except OctavoError as error:
         raise click.ClickException(str(error)) from None
 

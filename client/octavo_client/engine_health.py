@@ -20,6 +20,11 @@ class EngineHealth:
     """It has said nothing for long, while requests wait; it is soon killed and restarted."""
     num_live_requests: int
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the engine does not come back by itself."""
+        return self.engine == "failed" and not self.is_draining
+
     @classmethod
     def from_json(cls, text: str) -> EngineHealth:
         """Read the server's answer; keys that a later server adds are ignored.

@@ -20,6 +20,8 @@ from octavo_client.cli_options import (
 from octavo_client.client import Client
 from octavo_client.errors import OctavoClientError, RequestTimeout, Unavailable
 
+_GIVEN_UP = "the engine died too often and is not started again"
+
 
 @click.command()
 @connection_options
@@ -58,8 +60,8 @@ def check_live(client: Client, timeout_s: float) -> str:
     """
     started = perf_counter()
     health = client.engine_health(timeout_s)
-    if health.engine == "failed" and not health.is_draining:
-        raise Unavailable("the engine died too often and is not started again")
+    if health.is_given_up:
+        raise Unavailable(_GIVEN_UP)
     if health.is_draining:
         return f"stops, with {_requests(health.num_live_requests)} left"
     if health.engine != "ready":
@@ -89,6 +91,23 @@ def check_ready(client: Client, timeout_s: float) -> str:
         if not health.num_live_requests:
             raise
         return f"takes requests; {_requests(health.num_live_requests)} came before"
+
+
+def find_fault(url: str, model: str = "octavo", timeout_s: float = 10.0) -> str | None:
+    """Return why only a new server can help, as far as the model itself can tell.
+
+    None too where there is no such model or nobody may ask: that is not for its keeper to judge.
+
+    Raises:
+        TimeoutError: the server is there but no answer came.
+    """
+    with Client(url, model) as client:
+        try:
+            return _GIVEN_UP if client.engine_health(timeout_s).is_given_up else None
+        except RequestTimeout:
+            raise TimeoutError(f"the model does not answer within {timeout_s:g} s") from None
+        except OctavoClientError:
+            return None
 
 
 def _rest(started: float, timeout_s: float) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +19,8 @@ from octavo.local.guardian import SHARED_MEMORY, processes_of
 from octavo.local.server_log import LogRecord
 from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
+
+OCTAVO = Path(sys.executable).parent / "octavo"
 
 ECHO_CONFIG = """\
 backend: "python"
@@ -182,6 +186,31 @@ def make_server(echo_repository: Path, runtimes: Path) -> Iterator[Callable[...,
     yield make
     for server in servers:
         server.kill()
+
+
+@pytest.fixture
+def serve(echo_repository: Path, runtimes: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Return a function that runs `octavo serve` on free ports; it is killed after the test."""
+    launchers: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str, repository: Path = echo_repository) -> subprocess.Popen[str]:
+        ports = "--http-port 0 --grpc-port 0 --metrics-port 0 --grace 5".split()
+        command = [str(OCTAVO), "serve", "--repository", str(repository), *ports, *arguments]
+        launchers.append(
+            subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return launchers[-1]
+
+    yield run
+    for launcher in launchers:
+        launcher.kill()
+        launcher.communicate()
 
 
 @pytest.fixture

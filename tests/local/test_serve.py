@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,35 +16,9 @@ from octavo.local.triton_server import TritonServer
 
 pytestmark = pytest.mark.e2e
 
-OCTAVO = Path(sys.executable).parent / "octavo"
 Serve = Callable[..., subprocess.Popen[str]]
 Leftovers = Callable[[str], list[str]]
 Become = Callable[[Callable[[], bool]], bool]
-
-
-@pytest.fixture
-def serve(echo_repository: Path, runtimes: Path) -> Iterator[Serve]:
-    """Return a function that runs `octavo serve` on free ports; it is killed after the test."""
-    launchers: list[subprocess.Popen[str]] = []
-
-    def run(*arguments: str, repository: Path = echo_repository) -> subprocess.Popen[str]:
-        ports = "--http-port 0 --grpc-port 0 --metrics-port 0 --grace 5".split()
-        command = [str(OCTAVO), "serve", "--repository", str(repository), *ports, *arguments]
-        launchers.append(
-            subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-        return launchers[-1]
-
-    yield run
-    for launcher in launchers:
-        launcher.kill()
-        launcher.communicate()
 
 
 def wait_for_greeting(launcher: subprocess.Popen[str], runtimes: Path) -> str:
@@ -93,36 +66,6 @@ def test_a_signal_during_start_is_obeyed(serve: Serve, runtimes: Path, become: B
     output, _ = launcher.communicate(timeout=10.0)
     assert (launcher.returncode, output) == (0, "")
     assert list(runtimes.iterdir()) == []
-
-
-def test_a_killed_server_ends_the_launcher_with_status_1_and_a_reason(
-    serve: Serve, runtimes: Path, leftovers: Leftovers
-) -> None:
-    launcher = serve()
-    name = wait_for_greeting(launcher, runtimes)
-    os.kill(server_of(name), signal.SIGKILL)
-    _, errors = launcher.communicate(timeout=10.0)
-    assert launcher.returncode == 1
-    assert errors.splitlines()[-1] == (
-        "Error: the server was killed by SIGKILL; nothing of it is left running"
-    )
-    assert leftovers(name) == []
-
-
-def test_a_killed_stub_ends_the_launcher_with_status_1_and_a_reason(
-    serve: Serve, runtimes: Path, leftovers: Leftovers
-) -> None:
-    launcher = serve()
-    name = wait_for_greeting(launcher, runtimes)
-    (stub,) = (pid for pid in processes_of(name) if command_of(pid) == "triton_python_b")
-    os.kill(stub, signal.SIGKILL)
-    _, errors = launcher.communicate(timeout=20.0)
-    assert launcher.returncode == 1
-    assert errors.splitlines()[-1] == (
-        f"Error: the model's stub process {stub} ended by itself or was killed, and Triton does "
-        "not replace it; the server was ended, start it again"
-    )
-    assert leftovers(name) == []
 
 
 def test_a_client_that_holds_a_stream_open_is_not_blamed_and_tritons_own_error_is_not_shown(

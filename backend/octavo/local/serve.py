@@ -12,9 +12,9 @@ import queue
 import shutil
 import signal
 import sys
-import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -22,26 +22,32 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from octavo.errors import LaunchError
 from octavo.local.bundle import MODEL_NAME
 from octavo.local.server_log import LogRecord
 from octavo.local.server_options import ServerOptions
-from octavo.local.stubs import dead_stubs
-from octavo.local.triton_server import TritonServer, describe_exit
+from octavo.local.supervisor import LOAD_TIMEOUT_S, Signals, Supervisor
+from octavo.local.triton_server import TritonServer
+from octavo.restart_policy import RestartPolicy
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LOAD_TIMEOUT_S = 1800.0
-STUB_CHECK_INTERVAL_S = 2.0
+RESTART_DELAY_S = 1.0
 PROMPT = "The capital of France is"
-_SERVER_ENDED = 0
 
 
-def serve(options: ServerOptions, level: int = logging.INFO) -> None:
+def serve(
+    options: ServerOptions,
+    level: int = logging.INFO,
+    max_restarts: int = 5,
+    probe: Callable[[str], str | None] | None = None,
+) -> None:
     """Serve until a signal asks to stop; show log lines of `level` and above.
+
+    A server that fails once it was ready is started again, `max_restarts` times in a row at most.
+    `probe` asks the model at a gRPC address how it is, as `server_watch.Probe` says.
 
     Raises:
         ConfigError: a port is taken, or the machine lacks what the server needs.
-        LaunchError: the server failed to start or load, or ended by itself.
+        LaunchError: the server failed to start or load, or failed too often.
     """
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
@@ -50,7 +56,7 @@ def serve(options: ServerOptions, level: int = logging.INFO) -> None:
             console.print(str(record))
 
     # Safe in signal handlers, unlike an Event.
-    events: queue.SimpleQueue[int] = queue.SimpleQueue()
+    events: Signals = queue.SimpleQueue()
 
     def on_signal(number: int, _: FrameType | None) -> None:
         events.put(number)
@@ -63,13 +69,15 @@ def serve(options: ServerOptions, level: int = logging.INFO) -> None:
     try:
         if _wait_ready(server, console, events):
             click.echo(_greeting(server, time.monotonic() - started))
-            _wait_for_end(server, events)
+            restarts = RestartPolicy(max_restarts, RESTART_DELAY_S)
+            ask = None if probe is None else lambda: probe(server.grpc_url)
+            Supervisor(server, restarts, events, server.say, ask).run()
         _stop(server, console)
     finally:
         server.kill()
 
 
-def _wait_ready(server: TritonServer, console: Console, events: queue.SimpleQueue[int]) -> bool:
+def _wait_ready(server: TritonServer, console: Console, events: Signals) -> bool:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         if not console.is_terminal:
@@ -78,37 +86,10 @@ def _wait_ready(server: TritonServer, console: Console, events: queue.SimpleQueu
         return server.wait_ready(LOAD_TIMEOUT_S, cancelled=lambda: not events.empty())
 
 
-def _wait_for_end(server: TritonServer, events: queue.SimpleQueue[int]) -> None:
-    """Return when a signal asks to stop.
-
-    Raises:
-        LaunchError: the server ended first, or a model's stub process did.
-    """
-
-    def report_end() -> None:
-        server.wait()
-        events.put(_SERVER_ENDED)
-
-    threading.Thread(target=report_end, name="octavo-end", daemon=True).start()
-    suspects: set[int] = set()
-    while True:
-        try:
-            event = events.get(timeout=STUB_CHECK_INTERVAL_S)
-            break
-        except queue.Empty:
-            dead = dead_stubs(server.pid)
-            # Triton may be about to collect one that is seen for the first time.
-            if lost := dead & suspects:
-                raise LaunchError(
-                    f"the model's stub process {min(lost)} ended by itself or was killed, and "
-                    "Triton does not replace it; the server was ended, start it again"
-                ) from None
-            suspects = dead
-    if event == _SERVER_ENDED:
-        raise LaunchError(f"{describe_exit(server.wait())}; nothing of it is left running")
-
-
 def _stop(server: TritonServer, console: Console) -> None:
+    if server.poll() is not None:
+        console.print("stopped")
+        return
     is_cut_short = False
 
     def cut_short(*_: object) -> None:

@@ -170,17 +170,27 @@ class TritonServer:
             if now - started > timeout_s:
                 raise LaunchError(f"the server is not ready after {timeout_s:g} s")
             if self._progress.stalled_s(now) > stall_s:
-                self._restart(stall_s, may_restart)
+                self._restart_stalled(stall_s, may_restart)
                 may_restart = False
                 started = noticed = time.monotonic()
             elif now - noticed > notice_s:
                 waited = f"still waiting for Triton after {now - started:.0f} s"
-                self._say(logging.INFO, f"{waited}: {self._progress.describe()}")
+                self.say(logging.INFO, f"{waited}: {self._progress.describe()}")
                 noticed = now
             time.sleep(POLL_INTERVAL_S)
         return True
 
-    def _restart(self, stall_s: float, may_restart: bool) -> None:
+    def restart(self) -> None:
+        """End whatever is left of the server, and start it again on the same ports.
+
+        Raises as `start` does.
+        """
+        self.kill()
+        self.records.clear()
+        self._progress = StartupProgress()
+        self.start()
+
+    def _restart_stalled(self, stall_s: float, may_restart: bool) -> None:
         """End a server that has given up on its model, and start it again if it may."""
         self.kill()
         stall = f"Triton was not ready {stall_s:g} s after its model was"
@@ -189,12 +199,11 @@ class TritonServer:
                 f"{stall}, twice; the machine is too busy for Triton's health check of 1 s: "
                 "stop other work or allow more CPU cores, then start again"
             )
-        self._say(logging.WARNING, f"{stall} (a busy machine can do that); starting it once more")
-        self.records.clear()
-        self._progress = StartupProgress()
-        self.start()
+        self.say(logging.WARNING, f"{stall} (a busy machine can do that); starting it once more")
+        self.restart()
 
-    def _say(self, level: int, message: str) -> None:
+    def say(self, level: int, message: str) -> None:
+        """Put a line of the launcher's own into what `on_log` is told."""
         if self._on_log is not None:
             self._on_log(own_record(level, message))
 
