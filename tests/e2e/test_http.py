@@ -169,3 +169,25 @@ def test_unknown_model_is_named(tiny_server: TritonServer, post: Post) -> None:
     status, body = post(tiny_server, "models/nonesuch/generate", {"text_input": "a"})
     assert status in (400, 404)
     assert "nonesuch" in body
+
+
+def test_generate_with_stream_gets_tritons_own_error_under_status_200(
+    tiny_server: TritonServer, post: Post
+) -> None:
+    """What docs/troubleshooting.md quotes; the server makes the whole answer before it says so."""
+    request = {"text_input": "x", "stream": True, "max_tokens": 8, "ignore_eos": True}
+    status, body = post(tiny_server, GENERATE, request)
+    assert (status, list(json.loads(body))) == (200, ["error"])
+    assert json.loads(body)["error"] == (
+        "generate expects model to produce exactly 1 response, use generate stream for model "
+        "that generates various number of responses"
+    )
+
+
+def test_a_body_of_many_megabytes_is_refused_and_the_server_stays(
+    tiny_server: TritonServer, post: Post
+) -> None:
+    status, body = post(tiny_server, GENERATE, {"text_input": "a " * 10_000_000})
+    assert status == 400
+    assert "text_input has 20,000,000 bytes but max_prompt_bytes is 8,388,608" in body
+    assert post(tiny_server, GENERATE, {"text_input": "x", "max_tokens": 1})[0] == 200

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import shutil
 import signal
@@ -32,6 +33,9 @@ PR_SET_PDEATHSIG = 1
 KILL_TIMEOUT_S = 5.0
 # Triton needs a moment after its own exit timeout to say so in the log.
 GRACE_MARGIN_S = 0.5
+# Triton 2.51 reads an HTTP body into the stack of a thread, twice: with the usual 8 MiB it is
+# killed by one of 4.2 MB. NVIDIA starts its images with 64 MiB.
+STACK_BYTES = 64 << 20
 
 
 def processes_of(name: str) -> list[int]:
@@ -91,8 +95,14 @@ def watch(server: subprocess.Popen[bytes], control: socket.socket, grace_s: floa
     return server.returncode
 
 
-def _die_with_parent() -> None:
+def _prepare_server() -> None:
+    """Let the process die with its parent, and its threads have stacks of `STACK_BYTES`."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    most = STACK_BYTES if hard == resource.RLIM_INFINITY else min(STACK_BYTES, hard)
+    # Without a limit threads get 2 MiB.
+    if soft == resource.RLIM_INFINITY or soft < most:
+        resource.setrlimit(resource.RLIMIT_STACK, (most, hard))
 
 
 def main(arguments: list[str]) -> int:
@@ -108,7 +118,7 @@ def main(arguments: list[str]) -> int:
             stdin=subprocess.DEVNULL,
             env={**os.environ, MARKER: runtime.name},
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=_prepare_server,
         )
         with contextlib.suppress(OSError):
             control.sendall(f"{server.pid}\n".encode())
