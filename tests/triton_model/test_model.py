@@ -30,8 +30,8 @@ def model_module(
         model, "start_host", lambda config: EngineThread(config, fake_engine.FakeEngine)
     )
     monkeypatch.setattr(loading, "resolve_model", lambda name: name)
-    monkeypatch.setattr(loading, "checkpoint_directory", lambda name: name)
-    monkeypatch.setattr(Tokenizer, "load", lambda name: tokenizer)
+    monkeypatch.setattr(loading, "checkpoint_directory", lambda name, **_: name)
+    monkeypatch.setattr(Tokenizer, "load", lambda name, **_: tokenizer)
     return model
 
 
@@ -79,7 +79,7 @@ def test_a_tokenizer_that_cannot_be_loaded_ends_the_engine_too(
     monkeypatch: pytest.MonkeyPatch,
     eventually: Callable[..., None],
 ) -> None:
-    def fail(name: str) -> Tokenizer:
+    def fail(name: str, **_: Any) -> Tokenizer:
         raise ConfigError("no tokenizer")
 
     monkeypatch.setattr(Tokenizer, "load", fail)
