@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 from octavo_client.async_client import AsyncClient
 from octavo_client.bench.driver import Driver
@@ -56,7 +57,7 @@ def bench(
     title = f"{settings.label or connection.model}: {settings.describe()}"
     is_json_on_stdout = json_file is not None and json_file.name == "<stdout>"
     console = Console(highlight=False, stderr=is_json_on_stdout)
-    console.print(title, ReportView(report, counted), sep="\n\n")
+    console.print(title, Text(), ReportView(report, counted), sep="\n")
     if json_file:
         server = {"url": connection.url, "model": connection.model, "counted": counted}
         json.dump({"server": server, **_as_json(settings, run, report)}, json_file)

@@ -61,6 +61,8 @@ class ReportView:
         if report.cached_share is not None:
             yield "prefix cache", f"{report.cached_share:.1%} of the prompt tokens"
         yield "generator", self._generator()
+        if self._is_short_of_cpu():
+            yield "warning", "the generator was short of CPU, which blurs the latencies"
         for name, count in self._counted.items():
             yield "server counted", f"{count:,} {name.removesuffix('_total').replace('_', ' ')}"
 
@@ -79,12 +81,15 @@ class ReportView:
     def _generator(self) -> str:
         report, lag = self._report, self._report.generator_lag_s
         late = f", {1e3 * lag.p99:.1f} ms late at p99" if lag else ""
-        is_short = report.generator_cpu_share > _MUCH_CPU or (lag and lag.p99 > _MUCH_LAG_S)
         return (
             f"{report.generator_cpu_us_per_token:.0f} µs of CPU a token, "
             f"{report.generator_cpu_share:.1%} of a core{late}"
-            + (": short of CPU, it blurs latencies" if is_short else "")
         )
+
+    def _is_short_of_cpu(self) -> bool:
+        lag = self._report.generator_lag_s
+        is_late = lag is not None and lag.p99 > _MUCH_LAG_S
+        return is_late or self._report.generator_cpu_share > _MUCH_CPU
 
 
 def _cells(values: Distribution | None) -> list[str]:
