@@ -267,6 +267,18 @@ def test_the_last_figures_are_written_before_the_thread_ends(pb_utils: Any) -> N
     assert set(threading.enumerate()) == threads
 
 
+def test_a_server_that_hangs_does_not_hold_up_the_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_thread, "CLOSE_TIMEOUT_S", 0.05)
+    answer = threading.Event()
+    thread = metrics_thread.MetricsThread(answer.wait)
+    thread.start()
+    thread.close()
+    assert "could not be written within 0.05 s" in caplog.text
+    answer.set()
+
+
 def test_a_thread_that_cannot_write_tries_again_later(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -475,6 +487,8 @@ def test_counters_are_exact_after_the_engine_was_killed(
         ask(serving, "abcdefghij", max_tokens=1).wait_final()
     eventually(lambda: _gauge(pb_utils, queries) == 50)
     assert _gauge(pb_utils, hits) == 27
+    assert _gauge(pb_utils, "octavo_engine_restarts_total") == 1
+    eventually(lambda: _gauge(pb_utils, "octavo_generation_tokens_total") == 5)
     values = pb_utils.MetricFamily.series[queries].values
     assert values == sorted(values)
 

@@ -1,7 +1,7 @@
 """The thread that writes metrics: at once when something has changed, then not again for a while.
 
-It also writes now and then when nothing has. Every write is a round trip to the server, so nobody else makes any. Knows nothing of what is
-written.
+It also writes now and then when nothing has. Every write is a round trip to the server, so nobody
+else makes any. Knows nothing of what is written.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ WRITE_INTERVAL_S = 0.1
 IDLE_INTERVAL_S = 1.0
 #: Pause after a write that failed, which may fail again and be logged again.
 FAILURE_PAUSE_S = 5.0
+#: What the last writes may take before the thread is left behind, for a server that hangs.
+CLOSE_TIMEOUT_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,9 @@ class MetricsThread:
         """Write the last changes and end."""
         self._is_closing.set()
         self._has_changes.set()
-        self._thread.join()
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            logger.error("the last metrics could not be written within %g s", CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
         while not self._is_closing.is_set():
