@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -185,3 +186,11 @@ def test_ctrl_c_reports_what_there_is_and_exits_with_130(server):
     assert (process.returncode, errors) == (130, "")
     assert "1 ok, 0 cancelled, 0 failed, 1 interrupted" in shown
     assert server.wait_cancelled()["stream"] is True
+
+
+def test_the_documentation_lists_every_option():
+    page = (Path(__file__).parents[2] / "docs" / "benchmarking.md").read_text()
+    table = page[page.index("| option |") : page.index("Lengths are written")]
+    names = {name for option in bench.params for name in (*option.opts, *option.secondary_opts)}
+    cells = " ".join(re.findall(r"^\| ([^|]*) \|", table, re.M))
+    assert set(re.findall(r"--[\w-]+", cells)) == names
