@@ -40,6 +40,15 @@ def test_requests_beyond_the_pool_all_end_with_the_right_tokens(
     preemptions = found["preemptions_total swap"] + found["preemptions_total recompute"]
     assert preemptions == sum(each[-1].timing.preemptions for each in deltas) > 0
     assert any(each[-1].timing.preempted_ms > 0 for each in deltas)
+    num_tokens = sum(map(len, answers))
+    intervals = "inter_token_latency_seconds_count"
+    assert become(lambda: metrics(cramped_server)[intervals] == num_tokens - NUM_STREAMS)
+    found = metrics(cramped_server)
+    assert found["generation_tokens_total"] == num_tokens, "none counts again after a preemption"
+    assert found["time_to_first_token_seconds_count"] == NUM_STREAMS
+    assert found["prompt_tokens_total"] == sum(
+        len(request(i)["input_ids"]) for i in range(NUM_STREAMS)
+    )
 
 
 def test_prompt_beyond_the_whole_pool_is_refused_and_the_longest_that_fits_is_answered(

@@ -89,11 +89,13 @@ def continue_by_hand() -> Callable[[list[int], int], list[int]]:
 
 @pytest.fixture
 def make_engine():
-    """Make an engine over the fake runner: 12 blocks of 8 tokens, and time stands still."""
+    """Make an engine over the fake runner: 12 blocks of 8 tokens; by default time stands still."""
 
-    def make(runner: FakeRunner | None = None, **options) -> Engine:
+    def make(
+        runner: FakeRunner | None = None, clock: Callable[[], float] = lambda: 0.0, **options
+    ) -> Engine:
         values = {"block_size": 8, "max_num_seqs": 4, "max_num_batched_tokens": 16, **options}
-        return Engine(EngineConfig("fake", **values), runner or FakeRunner(), clock=lambda: 0.0)
+        return Engine(EngineConfig("fake", **values), runner or FakeRunner(), clock)
 
     return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -71,6 +72,17 @@ def test_the_figures_of_each_step_are_exact(make_engine, make_request):
     )
     assert engine.step().stats == second
     assert engine.stats() == replace(second, num_scheduled_tokens=0, num_context=0)
+
+
+def test_a_step_says_how_long_it_took_and_idle_figures_do_not(make_engine, make_request):
+    ticks = itertools.count()
+    engine = make_engine(clock=lambda: float(next(ticks)))
+    engine.add(make_request("a", 5, max_tokens=2))
+    assert engine.stats().step_s == 0.0
+    started_s = next(ticks)
+    step_s = engine.step().stats.step_s
+    assert 0.0 < step_s == next(ticks) - started_s - 2.0, "between its first and last look"
+    assert engine.stats().step_s == 0.0
 
 
 def test_a_request_of_several_answers_counts_as_one(make_engine, make_request):
