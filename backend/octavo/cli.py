@@ -1,7 +1,7 @@
-"""The `octavo` command: the client's commands, and `serve`.
+"""The `octavo` command: the client's commands, `serve` and `watch`.
 
-Importing it costs no torch: the client is light, and the server's parts are imported when `serve`
-runs.
+Importing it costs no torch: the client is light, and the server's parts are imported when they
+run.
 """
 
 from __future__ import annotations
@@ -83,6 +83,25 @@ def serve(
         run(asked, level, max_restarts, find_fault)
     except OctavoError as error:
         raise click.ClickException(str(error)) from None
+
+
+@main.command(context_settings={"show_default": True})
+@click.option("--url", default="127.0.0.1:8001", help="Host and gRPC port of the server.")
+@click.option("--model", default="octavo", help="Model that is asked how it is.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def watch(url: str, model: str, command: tuple[str, ...]) -> None:
+    """Run COMMAND, a Triton server, and end it when only a new one can help.
+
+    Meant for a container: it ends with the server, and the container's restart policy does the
+    rest. Exit codes: 1 after a fault, else the server's own.
+    """
+    from octavo.local.watch import watch as run
+
+    try:
+        status = run(command, lambda: find_fault(url, model))
+    except OctavoError as error:
+        raise click.ClickException(str(error)) from None
+    raise click.exceptions.Exit(status)
 
 
 for command in COMMANDS:

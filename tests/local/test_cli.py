@@ -12,8 +12,17 @@ from octavo import __version__
 from octavo.cli import main
 
 
-def test_commands_are_the_clients_and_serve() -> None:
-    assert sorted(main.commands) == ["chat", "generate", "health", "inspect", "serve"]
+def test_commands_are_the_clients_and_serve_and_watch() -> None:
+    names = "bench chat generate health inspect serve top watch"
+    assert sorted(main.commands) == names.split()
+
+
+def test_watch_of_a_program_that_is_not_there_says_so() -> None:
+    result = CliRunner().invoke(main, ["watch", "--", "no-such-server", "--flag"])
+    assert (result.exit_code, result.output) == (
+        1,
+        "Error: no-such-server cannot be run: No such file or directory\n",
+    )
 
 
 def test_version_is_the_packages() -> None:
