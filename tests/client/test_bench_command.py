@@ -44,6 +44,7 @@ def test_failures_are_counted_by_code_and_exit_with_1(server, run):
     result = run(*SMALL)
     assert result.exit_code == 1
     assert "0 ok, 0 cancelled, 6 failed (6 UNAVAILABLE)" in result.stdout
+    assert re.search(r"^first UNAVAILABLE +full *$", result.stdout, re.M)
 
 
 def test_cancelled_requests_are_no_failures(server, run):

@@ -71,6 +71,7 @@ def test_a_failure_is_one_outcome_among_others_and_ends_nothing(server, drive):
     server.script = lambda _: next(answers)
     run = drive([JOB] * 6)
     assert outcomes(run) == ["UNAVAILABLE", "INTERNAL", "INVALID_ARG", "abort", "SHORT", "ok"]
+    assert run.traces[0].error == "8 requests wait already"
     assert run.duration_s >= 5 * PAUSE_AFTER_FAILURE_S
 
 

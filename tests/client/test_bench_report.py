@@ -21,7 +21,7 @@ WHOLE = Trace(
     cached_tokens=6,
 )
 CANCELLED = Trace(2.0, 2.0, 3.5, 20, (Arrival(3.0, 1), Arrival(3.25, 1)), "cancelled")
-FAILED = Trace(2.0, 2.0, 2.5, 40, (), "UNAVAILABLE")
+FAILED = Trace(2.0, 2.0, 2.5, 40, (), "UNAVAILABLE", error="8 requests wait already")
 BROKEN = Trace(2.0, 2.0, 5.0, 40, (Arrival(2.5, 1), Arrival(4.0, 1)), "INTERNAL")
 INTERRUPTED = Trace(4.0, 4.0, 5.0, 80, (), "interrupted")
 RUN = Run(
@@ -62,6 +62,7 @@ def test_each_figure_is_what_its_definition_says():
     report = make_report(RUN)
     assert report.num_ok == report.num_cancelled == report.num_interrupted == 1
     assert report.failures == {"INTERNAL": 1, "UNAVAILABLE": 1}
+    assert report.first_errors == {"UNAVAILABLE": "8 requests wait already"}
     assert report.time_to_first_token_s == Distribution.of([0.5, 1.0])
     assert report.inter_token_s == Distribution.of([0.5, 1.0, 0.5, 0.5, 0.25])
     assert report.end_to_end_s == Distribution.of([3.0])
@@ -74,6 +75,16 @@ def test_each_figure_is_what_its_definition_says():
     assert report.generator_cpu_us_per_token == pytest.approx(0.5e6 / 9)
     assert report.generator_cpu_share == 0.1
     assert report.generator_lag_s == Distribution.of([0.001, 0.003])
+
+
+def test_of_each_kind_of_failure_the_first_is_told_in_full():
+    later = replace(FAILED, error="9 requests wait already")
+    report = make_report(replace(RUN, traces=(FAILED, later, replace(later, outcome="INTERNAL"))))
+    assert report.failures == {"INTERNAL": 1, "UNAVAILABLE": 2}
+    assert report.first_errors == {
+        "INTERNAL": "9 requests wait already",
+        "UNAVAILABLE": "8 requests wait already",
+    }
 
 
 def test_a_run_in_which_nothing_came_has_a_report():
@@ -98,16 +109,17 @@ def test_the_table_says_all_figures():
         "inter-token            550.0    500.0    800.0    900.0    980.0  1,000.0      5",
         "end to end           3,000.0  3,000.0  3,000.0  3,000.0  3,000.0  3,000.0      1",
         "",
-        "requests        1 ok, 1 cancelled, 2 failed (1 INTERNAL, 1 UNAVAILABLE), 1 interrupted",
-        "duration        5.00 s",
-        "requests/s      0.20",
-        "output          1.8 tokens/s, 9",
-        "input           6.0 tokens/s, 30",
-        "in flight       1.75 on average",
-        "response        1.12 tokens on average",
-        "prefix cache    60.0% of the prompt tokens",
-        "generator       55556 µs of CPU a token, 10.0% of a core, 3.0 ms late at p99",
-        "server counted  1,234 prefix cache hits",
+        "requests           1 ok, 1 cancelled, 2 failed (1 INTERNAL, 1 UNAVAILABLE), 1 interrupted",
+        "first UNAVAILABLE  8 requests wait already",
+        "duration           5.00 s",
+        "requests/s         0.20",
+        "output             1.8 tokens/s, 9",
+        "input              6.0 tokens/s, 30",
+        "in flight          1.75 on average",
+        "response           1.12 tokens on average",
+        "prefix cache       60.0% of the prompt tokens",
+        "generator          55556 µs of CPU a token, 10.0% of a core, 3.0 ms late at p99",
+        "server counted     1,234 prefix cache hits",
     ]
 
 
@@ -119,7 +131,7 @@ def test_a_table_of_nothing_is_one_of_dashes():
 @pytest.mark.parametrize("change", [{"cpu_s": 2.6}, {"lags_s": (0.02,)}])
 def test_a_generator_that_is_short_of_cpu_says_so(change):
     assert not any(line.startswith("warning") for line in shown(RUN))
-    warning = "warning       the generator was short of CPU, which blurs the latencies"
+    warning = "warning            the generator was short of CPU, which blurs the latencies"
     assert warning in shown(replace(RUN, **change))
 
 

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 import click
 from rich.console import Console
@@ -79,8 +79,9 @@ async def _drive(connection: Connection, settings: Settings) -> tuple[Run, Count
         if warmed.was_interrupted:
             raise asyncio.CancelledError
         before = _count(connection, settings)
-        driver = Driver(client, params, on_end=_Progress())
-        run = await driver.run(islice(jobs, settings.num_requests), settings.plan())
+        with _Progress() as progress:
+            driver = Driver(client, params, on_end=progress.add)
+            run = await driver.run(islice(jobs, settings.num_requests), settings.plan())
         if settings.metrics_url is not None:
             await asyncio.sleep(_METRICS_PAUSE_S)
         return run, counted_between(before, _count(connection, settings))
@@ -98,16 +99,25 @@ def _count(connection: Connection, settings: Settings) -> Counts:
 
 
 class _Progress:
-    """Says on a terminal how many requests have ended."""
+    """Says on a terminal how many requests have ended, until its block is left."""
 
     def __init__(self) -> None:
         self._num_ended = 0
         self._is_shown = sys.stderr.isatty()
 
-    def __call__(self) -> None:
+    def add(self) -> None:
         self._num_ended += 1
+        self._show(f"{self._num_ended:,} requests ended")
+
+    def _show(self, text: str) -> None:
         if self._is_shown:
-            click.echo(f"\r{self._num_ended:,} requests ended ", nl=False, err=True)
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._show("")
 
 
 def _as_json(settings: Settings, run: Run, report: Report) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class Driver:
                     if answer.is_past_its_cancel:
                         break
         except OctavoClientError as error:
-            answer.outcome = error.code
+            answer.fail(error)
         finally:
             trace = answer.trace(due_s, sent_s, self._now())
             self._traces.append(trace)
@@ -146,6 +146,7 @@ class _Answer:
         self._last_s = 0.0
         self._arrivals: list[Arrival] = []
         self._cached_tokens: int | None = None
+        self._error = ""
 
     @property
     def is_past_its_cancel(self) -> bool:
@@ -163,6 +164,9 @@ class _Answer:
         elif self._job.cancel_after is not None and self._num_tokens >= self._job.cancel_after:
             self.outcome = CANCELLED
 
+    def fail(self, error: OctavoClientError) -> None:
+        self.outcome, self._error = error.code, str(error)
+
     def trace(self, due_s: float, sent_s: float, end_s: float) -> Trace:
         return Trace(
             due_s,
@@ -172,6 +176,7 @@ class _Answer:
             tuple(self._arrivals),
             self.outcome,
             self._cached_tokens,
+            self._error,
         )
 
     def _end(self, finish_reason: str) -> str:

@@ -47,6 +47,8 @@ class Report:
     num_interrupted: int
     failures: dict[str, int]
     """Requests that failed, by code."""
+    first_errors: dict[str, str]
+    """What was told of the first failure of each code, where anything was."""
     time_to_first_token_s: Distribution | None
     inter_token_s: Distribution | None
     end_to_end_s: Distribution | None
@@ -80,6 +82,7 @@ def make_report(run: Run) -> Report:
         num_cancelled=outcomes[CANCELLED],
         num_interrupted=outcomes[INTERRUPTED],
         failures=dict(sorted(Counter(t.outcome for t in run.traces if t.is_failure).items())),
+        first_errors={t.outcome: t.error for t in reversed(run.traces) if t.is_failure and t.error},
         time_to_first_token_s=Distribution.of(
             trace.time_to_first_token_s for trace in served if trace.arrivals
         ),

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from octavo_client.bench.report import Distribution, Report
+from octavo_client.engine_view import printable
 
 _GAP = 2
 #: A loop that wakes later than this now and then blurs what it measures.
@@ -52,6 +53,8 @@ class ReportView:
     def _rows(self) -> Iterator[tuple[str, str]]:
         report = self._report
         yield "requests", self._outcomes()
+        for code, error in report.first_errors.items():
+            yield f"first {code}", printable(error)
         yield "duration", f"{report.duration_s:.2f} s"
         yield "requests/s", f"{report.requests_per_s:.2f}"
         yield "output", f"{report.output_tokens_per_s:,.1f} tokens/s, {report.num_output_tokens:,}"

@@ -41,6 +41,8 @@ class Trace:
     """`ok`, `cancelled`, `interrupted`, or the code of its failure."""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; None where the server did not tell."""
+    error: str = ""
+    """What the client was told of a failure."""
 
     @property
     def num_output_tokens(self) -> int:
