@@ -39,12 +39,14 @@ USER 1000:1000
 VOLUME ["/var/cache/octavo"]
 EXPOSE 8000 8001 8002
 
-# curl is not in every image that TRITON_IMAGE may name.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 \
-    CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v2/health/ready', timeout=4)"]
+# Whether a request sent now is served: it generates a token. OCTAVO_HEALTH_URL names another port,
+# OCTAVO_HEALTH_MODEL another model.
+HEALTHCHECK --interval=15s --timeout=10s --start-period=300s --retries=3 \
+    CMD ["octavo", "health", "--ready", "--timeout", "8"]
 
 # Triton tells a model nothing of SIGTERM while requests run, so the engine must get the signal too:
 # tini (-g) sends it to the whole process group. Docker's own init process does not by itself, and
 # Kubernetes has none.
 ENTRYPOINT ["/usr/bin/tini", "-g", "--", "/opt/nvidia/nvidia_entrypoint.sh"]
-CMD ["tritonserver", "--model-repository=/models", "--exit-timeout-secs=30"]
+# Docker restarts what ended, not what is unhealthy: octavo watch ends a server that cannot heal.
+CMD ["octavo", "watch", "--", "tritonserver", "--model-repository=/models", "--exit-timeout-secs=30"]

@@ -84,7 +84,8 @@ def test_service_has_memory_limits_health_check_and_an_ordinary_user(
     assert service["ulimits"] == {"memlock": -1, "stack": 64 << 20}
     assert service["user"] == "1000:1000"
     assert service["restart"] == "unless-stopped"
-    assert any("/v2/health/ready" in word for word in service["healthcheck"]["test"])
+    assert service["healthcheck"]["test"][:4] == ["CMD", "octavo", "health", "--ready"]
+    assert service["command"][:4] == ["octavo", "watch", "--", "tritonserver"]
     assert {port["host_ip"] for port in service["ports"]} == {"127.0.0.1"}
 
 
