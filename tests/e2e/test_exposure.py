@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ import trustme
 from click.testing import CliRunner
 
 from octavo.cli import main
+from octavo.local.guardian import MARKER, SHARED_MEMORY
 from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
 from octavo_client import AsyncClient, Client, Unavailable, tls_credentials
@@ -108,6 +110,16 @@ def _addresses(server: TritonServer) -> set[str]:
 
 def test_the_server_listens_on_loopback_only(tiny_server: TritonServer) -> None:
     assert _addresses(tiny_server) == {"127.0.0.1"}
+
+
+def test_no_other_user_can_read_what_passes_through_shared_memory_or_files(
+    tiny_server: TritonServer,
+) -> None:
+    name = psutil.Process(tiny_server.pid).environ()[MARKER]
+    files = list(SHARED_MEMORY.glob(f"{name}*"))
+    assert files
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert (Path(tempfile.gettempdir()) / name).stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("host", LOOPBACKS)

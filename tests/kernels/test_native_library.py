@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo_kernels._native import build
 from octavo_kernels._native.processor import INSTRUCTION_SETS, usable_instruction_sets
 
 pytestmark = pytest.mark.kernels
@@ -202,6 +203,18 @@ def test_a_cache_directory_that_cannot_be_written_leaves_torch_to_serve(tmp_path
     output, errors = finish(start(WITHOUT_NUMBA + USE, tmp_path))
     assert output[0] in ("folded torch", "reference")
     assert "no native code serves on the CPU, so all is slower: " in errors
+
+
+def test_a_cache_directory_is_its_owners_alone_to_write(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    directory = build.cache_directory()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    directory.chmod(0o777)
+    assert build.cache_directory().stat().st_mode & 0o777 == 0o755
+    directory.chmod(0o777)
+    monkeypatch.setattr("os.getuid", lambda: directory.stat().st_uid + 1)
+    with pytest.raises(build.BuildError, match=r"kernels can be written by anyone, and what lies"):
+        build.cache_directory()
 
 
 def test_the_environment_can_ask_for_the_reference(tmp_path):

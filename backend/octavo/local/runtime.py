@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -32,8 +33,11 @@ def make_runtime() -> tuple[Path, int]:
 
 def sweep_stale() -> None:
     """End and remove everything that launchers killed hard have left behind."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}?*"):
         try:
+            status = path.lstat()
+            if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
+                continue  # it would lead us to remove what its maker chose
             lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             # Another user's, or one being made or removed at this moment.

@@ -56,7 +56,7 @@ def gguf_checkpoint(path: Path) -> Path:
     if _is_whole(directory):
         return directory
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (cache / f"{directory.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not _is_whole(directory):

@@ -6,6 +6,7 @@ Knows nothing of how requests are read or answered.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,14 @@ from octavo.errors import ConfigError
 from octavo.process_log import set_up_logging
 from octavo.triton_model.codec import complete_config
 from octavo.triton_model.options import read_config
+from octavo.triton_model.shared_memory import keep_own_shared_memory_private
+from octavo.triton_model.stray_variables import stray_variables
 
 if TYPE_CHECKING:
     from octavo.triton_model.service import Service
     from octavo.triton_model.tracing import RequestTracer
+
+logger = logging.getLogger(__name__)
 
 
 class TritonPythonModel:
@@ -42,6 +47,9 @@ class TritonPythonModel:
         """
         config = read_config(args, os.environ)
         set_up_logging(config.log_format, "stub")
+        for warning in stray_variables(os.environ):
+            logger.warning(warning)
+        keep_own_shared_memory_private()
         name, version = args["model_name"], args["model_version"]
         self._tracer = _load_tracer(config, name)
         # A thread cannot be ended, so a silent one is waited for.

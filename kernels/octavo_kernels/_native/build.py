@@ -10,6 +10,7 @@ import hashlib
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -81,13 +82,25 @@ def _openmp_arguments() -> list[str]:
 
 
 def cache_directory() -> Path:
-    """Return a writable directory for compiled libraries, created if it is missing."""
+    """Return a writable directory for compiled libraries, created if it is missing.
+
+    Raises:
+        BuildError: It cannot be made, or anyone can write to it: what lies there is run.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     directory = Path(base) / "octavo" / "kernels"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+        if status.st_uid == os.getuid() and status.st_mode & 0o022:
+            directory.chmod(status.st_mode & ~0o022)
     except OSError as error:
         raise BuildError(f"the cache directory {directory} cannot be made ({error})") from error
+    if directory.stat().st_mode & stat.S_IWOTH:
+        raise BuildError(
+            f"the cache directory {directory} can be written by anyone, and what lies there is run;"
+            " name another with XDG_CACHE_HOME"
+        )
     return directory
 
 
