@@ -78,19 +78,18 @@ async def _drive(connection: Connection, settings: Settings) -> tuple[Run, Count
         warmed = await Driver(client, params).run(iter(warm_up), settings.warm_up_plan())
         if warmed.was_interrupted:
             raise asyncio.CancelledError
-        before = _count(connection, settings)
+        before = await _count(connection, settings)
         with _Progress() as progress:
             driver = Driver(client, params, on_end=progress.add)
             run = await driver.run(islice(jobs, settings.num_requests), settings.plan())
-        if settings.metrics_url is not None:
-            await asyncio.sleep(_METRICS_PAUSE_S)
-        return run, counted_between(before, _count(connection, settings))
+        return run, counted_between(before, await _count(connection, settings))
 
 
-def _count(connection: Connection, settings: Settings) -> Counts:
+async def _count(connection: Connection, settings: Settings) -> Counts:
     """Read the server's counters, if it was said where; that it has none ends nothing."""
     if settings.metrics_url is None:
         return {}
+    await asyncio.sleep(_METRICS_PAUSE_S)
     try:
         return count(fetch(settings.metrics_url), connection.model)
     except Unavailable as error:
