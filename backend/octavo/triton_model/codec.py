@@ -56,7 +56,7 @@ _PROTOCOL_PARAMETERS = (
 )
 _PROTOCOL_PREFIX = "triton_"
 _MAX_TIMEOUT_US = 2**63 - 1
-_MAX_ERROR_LENGTH = 2000
+MAX_ERROR_LENGTH = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def encode_error(pb_utils: PbUtils, error: BaseException) -> Any:
     """
     code = code_of(error)
     # A message may quote a client's lone surrogates, which no response can carry.
-    message = f"{code}: {error}"[:_MAX_ERROR_LENGTH].encode(errors="replace").decode()
+    message = f"{code}: {error}"[:MAX_ERROR_LENGTH].encode(errors="replace").decode()
     return pb_utils.InferenceResponse(
         output_tensors=[],
         error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code)),
