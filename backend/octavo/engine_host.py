@@ -87,7 +87,8 @@ class EngineProcess:
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            logger.warning("engine process %d did not end and is killed", self._process.pid)
+            if timeout_s > 0.0:
+                logger.warning("engine process %d did not end and is killed", self._process.pid)
             self._kill()
 
     def _kill(self) -> None:

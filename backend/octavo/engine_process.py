@@ -112,7 +112,9 @@ def run_engine(
     except Exception as error:
         known = isinstance(error, OctavoError)
         what = error if known else type(error).__name__
-        logger.error("the engine ends: %s", what, exc_info=None if known else error)
+        # What stops a load on purpose is for its owner to tell, once.
+        level = logging.DEBUG if known and engine is None else logging.ERROR
+        logger.log(level, "the engine ends: %s", what, exc_info=None if known else error)
         _report_failure(channel, _reason(error, is_serving=engine is not None))
         return False
     return True

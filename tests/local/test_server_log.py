@@ -89,3 +89,16 @@ def test_reason_is_otherwise_the_last_error_and_without_one_the_last_line() -> N
     assert reason_in([first, error, last]) == "bad"
     assert reason_in([first, last]) == "last"
     assert reason_in([]) == "it wrote no log"
+
+
+def test_a_load_that_failed_on_purpose_is_told_without_frames() -> None:
+    text = (
+        "failed to load 'm' version 1: Internal: ConfigError: model '/x' does not exist; name "
+        "another\\n\\nAt:\\n  /opt/octavo/loader.py(104): load\\n"
+    )
+    record = parse_line(f'E1129 17:05:12.123456 7 model_lifecycle.cc:642] "{text}"')
+    assert record.message == "failed to load 'm' version 1: model '/x' does not exist; name another"
+    assert record.is_failed_load
+    assert reason_in([record]) == (
+        "model 'm' cannot be loaded: model '/x' does not exist; name another"
+    )

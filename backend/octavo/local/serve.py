@@ -50,9 +50,12 @@ def serve(
         LaunchError: the server failed to start or load, or failed too often.
     """
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    is_starting = True
 
     def show(record: LogRecord) -> None:
-        if record.is_shown_at(level):
+        # Why the first start failed is what the command ends with.
+        is_told = is_starting and record.is_failed_load and level > logging.DEBUG
+        if record.is_shown_at(level) and not is_told:
             console.print(str(record))
 
     # Safe in signal handlers, unlike an Event.
@@ -68,6 +71,7 @@ def serve(
     server.start()
     try:
         if _wait_ready(server, console, events):
+            is_starting = False
             click.echo(_greeting(server, time.monotonic() - started))
             restarts = RestartPolicy(max_restarts, RESTART_DELAY_S)
             ask = None if probe is None else lambda: probe(server.grpc_url)

@@ -30,6 +30,8 @@ _OURS = re.compile(
 # One object a line, where the option log_format says so.
 _OURS_AS_JSON = '{"time": "'
 _FAILED_LOAD = re.compile(r"^failed to load '([^']+)' version \d+: (?:\w+: )?(.+)")
+# Raised on purpose: its message says it all, and where in our code it was raised is of no use.
+_KNOWN_ERROR = re.compile(r"^(failed to load .*?: )\w+: ConfigError: (.*?)(\s*\n\nAt:\n.*)?$", re.S)
 # Tables, and the help that follows a mistaken flag.
 _LAYOUT = re.compile(r"^(\s*$|[+|\t]|  --|Usage: tritonserver|[A-Z][A-Za-z/ ]*:$)")
 # What a machine without a GPU always says, and what the next line or our own last line repeats.
@@ -57,6 +59,11 @@ class LogRecord:
         """Return the record in the form every line of `octavo serve` has."""
         return f"{self.time} {logging.getLevelName(self.level):<7} {self.message}"
 
+    @property
+    def is_failed_load(self) -> bool:
+        """Whether it says why a model could not be loaded."""
+        return _FAILED_LOAD.match(self.message) is not None
+
     def is_shown_at(self, level: int) -> bool:
         """Return whether a user who asks for `level` sees the record.
 
@@ -71,7 +78,7 @@ def parse_line(line: str) -> LogRecord:
     now = _clock()
     if match := _TRITON.match(line):
         letter, source, text = match.groups()
-        message = _unescape(text)
+        message = _KNOWN_ERROR.sub(r"\1\2", _unescape(text))
         level = logging.DEBUG if message.startswith(_NOISE) else _LEVELS[letter]
         return LogRecord(now, level, message, ours=source.endswith(".py"))
     if match := _OURS.match(line):

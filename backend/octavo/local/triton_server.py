@@ -165,7 +165,7 @@ class TritonServer:
             if cancelled():
                 return False
             if (status := self.poll()) is not None:
-                raise LaunchError(f"{describe_exit(status)}: {self.failure_reason()}")
+                raise LaunchError(self._why_it_ended(status))
             now = time.monotonic()
             if now - started > timeout_s:
                 raise LaunchError(f"the server is not ready after {timeout_s:g} s")
@@ -266,6 +266,11 @@ class TritonServer:
         if self._reader is not None:
             self._reader.join(timeout=1.0)
         return reason_in(self.records)
+
+    def _why_it_ended(self, status: int) -> str:
+        reason = self.failure_reason()
+        is_load = any(record.is_failed_load for record in self.records)
+        return reason if is_load else f"{describe_exit(status)}: {reason}"
 
     def __enter__(self) -> Self:
         """Start the server."""
