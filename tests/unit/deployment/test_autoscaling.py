@@ -55,3 +55,8 @@ def test_the_adapter_offers_what_the_autoscaler_asks_for(rendered: dict[str, Obj
 def test_kedas_queries_are_promql(rendered: dict[str, Objects]) -> None:
     for trigger in rendered["gpu-keda"]["ScaledObject"]["spec"]["triggers"]:
         promql_parser.parse(trigger["metadata"]["query"])
+
+
+def test_more_may_wait_than_the_autoscaler_bears(rendered: dict[str, Objects]) -> None:
+    limit = rendered["gpu"]["ConfigMap"]["data"]["OCTAVO_MAX_NUM_QUEUED_REQUESTS"]
+    assert int(limit) > 4

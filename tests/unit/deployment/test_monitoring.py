@@ -45,7 +45,7 @@ PROMETHEUS_OWN = {"up"}
 def documented_metrics() -> set[str]:
     """Return the series that docs/metrics.md promises: a histogram has three."""
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    names = set()
+    names: set[str] = set()
     for name, kind in re.findall(r"^\| `(octavo_\w+)` \| (\w+) \|", text, re.MULTILINE):
         suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
         names.update(name + suffix for suffix in suffixes)
