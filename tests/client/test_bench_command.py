@@ -39,6 +39,18 @@ def test_a_run_is_a_table_on_stdout_and_exit_code_0(server, run):
     assert len(server.requests) == 7, "six and the one to warm up"
 
 
+def test_a_label_is_shown_as_it_is(run):
+    assert run(*SMALL, "--label", "[bold]a").stdout.startswith("[bold]a: 2 clients")
+
+
+def test_a_run_that_sends_nothing_has_a_report_and_a_plot(run, tmp_path):
+    file = tmp_path / "run.png"
+    result = run("--rate", "0.001", "--duration", "0.01", "--plot", str(file))
+    assert result.exit_code == 0, result.output
+    assert "0 ok, 0 cancelled, 0 failed" in result.stdout
+    assert file.read_bytes().startswith(PNG)
+
+
 def test_failures_are_counted_by_code_and_exit_with_1(server, run):
     server.plays(server.refuse("UNAVAILABLE: full"))
     result = run(*SMALL)
@@ -119,6 +131,9 @@ def test_poisson_arrivals_for_a_time(server, run):
         (("--token-ids", "9", "3"), "--token-ids is 9 3 but must rise"),
         (("--shared-prefix", "1.5"), "1.5 is not in the range"),
         (("--requests", "0"), "0 is not in the range"),
+        (("--json", "/no/such/folder/run.json"), "No such file or directory"),
+        (("--plot", "/no/such/folder/run.png"), "No such file or directory"),
+        (("--header", "grpc-x=1"), "header 'grpc-x' must be of letters"),
     ],
 )
 def test_wrong_options_are_told_before_anything_is_sent(server, run, options, told):

@@ -177,3 +177,7 @@ def test_what_was_counted_meanwhile_is_the_difference():
         "preemptions_total": 2,
         "admission_rejections_total": 1,
     }
+
+
+def test_counters_that_could_not_be_read_before_tell_nothing():
+    assert counted_between({}, {"preemptions_total": 2}) == {}

@@ -7,8 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 from itertools import islice
-from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import IO, Any, Self
 
 import click
 from rich.console import Console
@@ -23,8 +22,14 @@ from octavo_client.bench.server_metrics import Counts, count, counted_between
 from octavo_client.bench.table import ReportView
 from octavo_client.bench.trace import Run
 from octavo_client.bench.workload import draw_jobs
-from octavo_client.cli_options import INTERRUPTED, Connection, connection_options
-from octavo_client.errors import OctavoClientError, Unavailable
+from octavo_client.cli_options import (
+    INTERRUPTED,
+    BadRequest,
+    Connection,
+    connection_options,
+    in_terms_of_options,
+)
+from octavo_client.errors import InvalidRequest, OctavoClientError, Unavailable
 from octavo_client.top_command import fetch
 
 _FAILED = 1
@@ -36,7 +41,7 @@ _METRICS_PAUSE_S = 0.5
 @connection_options
 @bench_options
 def bench(
-    connection: Connection, json_file: TextIO | None, plot_file: Path | None, **options: Any
+    connection: Connection, json_file: IO[str] | None, plot_file: IO[bytes] | None, **options: Any
 ) -> None:
     """Drive a running server and report its latencies and its throughput.
 
@@ -48,6 +53,8 @@ def bench(
         if plot_file:
             require_matplotlib()
         run, counted = asyncio.run(_drive(connection, settings))
+    except InvalidRequest as error:
+        raise BadRequest(in_terms_of_options(error)) from None
     except OctavoClientError as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
@@ -57,10 +64,11 @@ def bench(
     title = f"{settings.label or connection.model}: {settings.describe()}"
     is_json_on_stdout = json_file is not None and json_file.name == "<stdout>"
     console = Console(highlight=False, stderr=is_json_on_stdout)
-    console.print(title, Text(), ReportView(report, counted), sep="\n")
+    console.print(Text(title), Text(), ReportView(report, counted), sep="\n")
     if json_file:
         server = {"url": connection.url, "model": connection.model, "counted": counted}
-        json.dump({"server": server, **_as_json(settings, run, report)}, json_file)
+        whole = {"server": server, **_as_json(settings, run, report)}
+        click.echo(json.dumps(whole), file=json_file)
     if plot_file:
         draw_run(run, title, plot_file)
     if report.failures or run.was_interrupted:

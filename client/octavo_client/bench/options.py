@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -155,13 +154,17 @@ _WORK = (
 _OUTPUT = (
     click.option("--label", default="", help="Name of the run in what is written."),
     click.option("--metrics-url", help="Read what the server counts meanwhile, too."),
+    # Opened at once: a folder that is not there is told before the run, not after it.
     click.option(
-        "--json", "json_file", type=click.File("w"), help="Write settings, figures and requests."
+        "--json",
+        "json_file",
+        type=click.File("w", lazy=False),
+        help="Write settings, figures and requests.",
     ),
     click.option(
         "--plot",
         "plot_file",
-        type=click.Path(dir_okay=False, writable=True, path_type=Path),
+        type=click.File("wb", lazy=False),
         help="Write a PNG; needs matplotlib.",
     ),
 )

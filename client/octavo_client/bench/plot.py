@@ -8,9 +8,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -39,7 +38,7 @@ def require_matplotlib() -> None:
         )
 
 
-def draw_run(run: Run, title: str, path: Path) -> None:
+def draw_run(run: Run, title: str, file: IO[bytes]) -> None:
     """Write a PNG of a run: three distributions, and tokens and requests over time."""
     from matplotlib.figure import Figure
 
@@ -54,7 +53,7 @@ def draw_run(run: Run, title: str, path: Path) -> None:
     latencies = [trace.latency_s for trace in served if trace.outcome == OK]
     _draw_distribution(whole, "end to end", "requests", latencies)
     _draw_time(over_time, run)
-    figure.savefig(path, format="png")
+    figure.savefig(file, format="png")
 
 
 def cumulative(values: Sequence[float]) -> Points:

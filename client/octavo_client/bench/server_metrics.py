@@ -28,7 +28,12 @@ def count(sample: Sample, model: str) -> dict[str, int]:
 
 
 def counted_between(before: Counts, after: Counts) -> dict[str, int]:
-    """Return how far each counter went; one that began anew has gone as far as it says."""
+    """Return how far each counter went; one that began anew has gone as far as it says.
+
+    A server that told nothing before has nothing to compare with.
+    """
+    if not before:
+        return {}
     return {
         name: value - before.get(name, 0) if value >= before.get(name, 0) else value
         for name, value in after.items()
