@@ -26,6 +26,12 @@ def test_backends_hold_copies_for_this_interpreter(tmp_path: Path) -> None:
     assert "from octavo.triton_model.model import" in (tmp_path / "octavo/model.py").read_text()
 
 
+def test_numpy_2_is_refused_before_the_stub_crashes_with_it() -> None:
+    bundle.check_numpy("1.26.4")
+    with pytest.raises(ConfigError, match=r"numpy 2\.2\.6 is installed but .* needs numpy 1; run"):
+        bundle.check_numpy("2.2.6")
+
+
 @pytest.mark.parametrize(
     ("device", "kind", "options"),
     [

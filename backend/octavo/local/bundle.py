@@ -8,6 +8,7 @@ copied. Knows nothing of processes, ports or models.
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -59,13 +60,27 @@ def server_binary() -> Path:
     return find_wheel() / "bin" / "tritonserver"
 
 
+def check_numpy(version: str) -> None:
+    """Refuse a numpy with which the stub would crash at the first text.
+
+    Raises:
+        ConfigError: it is not numpy 1.
+    """
+    if not version.startswith("1."):
+        raise ConfigError(
+            f"numpy {version} is installed but the bundled Triton server needs numpy 1; "
+            "run pip install 'numpy<2'"
+        )
+
+
 def write_backends(folder: Path) -> None:
     """Fill `folder` with the python backend for the running interpreter and with `octavo`.
 
     Raises:
-        ConfigError: the wheel has no stub for the running Python version.
+        ConfigError: the wheel has no stub for the running Python version, or not for this numpy.
     """
     wheel = find_wheel()
+    check_numpy(importlib.metadata.version("numpy"))
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = wheel / "python_backend_stubs" / version / STUB
     if not stub.exists():
