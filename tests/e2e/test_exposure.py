@@ -29,7 +29,10 @@ pytestmark = pytest.mark.e2e
 KEY = {"triton-grpc-protocol-octavo-key": "open sesame"}
 #: Names that lead to this machine alone; not every machine speaks IPv6.
 LOOPBACKS = ["localhost", *("::1" for each in psutil.net_if_addrs()["lo"] if each.address == "::1")]
-RESTRICTED = "inference,health,metadata,model-repository:octavo-key=open sesame"
+RESTRICTED = (
+    "inference,health,metadata,model-repository,shared-memory,trace,logging,statistics"
+    ":octavo-key=open sesame"
+)
 
 
 @dataclass(frozen=True)
@@ -217,3 +220,19 @@ def test_restricted_http_opens_with_the_key_alone(sealed: Sealed) -> None:
     headers = {"octavo-key": "open sesame"}
     with urllib.request.urlopen(urllib.request.Request(url, data, headers)) as answer:
         assert json.load(answer)["text_output"].startswith("Hello")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["repository/index", "systemsharedmemory/region/a/register", "logging", "trace/setting"],
+)
+def test_what_changes_the_server_can_be_closed_too(sealed: Sealed, path: str) -> None:
+    request = urllib.request.Request(f"{sealed.server.http_url}/v2/{path}", b"{}")
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(request)
+
+
+def test_no_key_is_in_the_log(sealed: Sealed) -> None:
+    text = "\n".join(map(str, sealed.server.records))
+    assert "octavo" in text
+    assert "open sesame" not in text
