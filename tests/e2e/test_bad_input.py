@@ -54,7 +54,16 @@ PROMPTS: dict[str, tuple[dict[str, Any], str]] = {
     "negative id": ({"input_ids": [3, -1]}, "input_ids has -1 at position 1 but token ids are 0"),
     "unknown id": ({"input_ids": [49152]}, "input_ids has 49152 at position 0 but token ids are"),
     "too many ids": ({"input_ids": [9] * CONTEXT}, "32,768 tokens but max_model_len is 32,768"),
-    "ten megabytes": ({"text_input": "x" * 10_000_000}, "10,000,000 characters but at most 2,65"),
+    "eight megabytes": ({"text_input": "x" * 8_000_000}, "8,000,000 characters but at most 2,65"),
+    "ten megabytes": (
+        {"text_input": "x" * 10_000_000},
+        "text_input has 10,000,000 bytes but max_prompt_bytes is 8,388,608; shorten it or raise",
+    ),
+    "ten megabytes of ids": (
+        {"input_ids": [9] * 2_500_000},
+        "input_ids has 10,000,000 bytes but max_prompt_bytes is 8,388,608; shorten it or raise",
+    ),
+    "many messages": (messages([0] * 10_001), "messages has 10,001 items but at most 10,000 are"),
     "a megabyte": ({"text_input": MEGABYTE}, "tokens but max_model_len is 32,768"),
     "messages no JSON": ({"messages": "{"}, "messages is not valid JSON"),
     "messages empty": (messages([]), "messages is [] but must be a list of messages"),
