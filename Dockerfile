@@ -31,7 +31,7 @@ COPY backend backend
 COPY client client
 COPY kernels kernels
 COPY model_repository /models
-RUN python3 -m pip install --constraint constraints.txt ".[server]" \
+RUN python3 -m pip install --constraint constraints.txt ".[server,tracing]" \
     && python3 -c "from pathlib import Path; from octavo.local.bundle import write_octavo_backend as write; write(Path('/opt/tritonserver/backends'))" \
     && install --directory --owner=1000 --group=1000 "${XDG_CACHE_HOME}" /checkpoints
 
