@@ -11,10 +11,11 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from octavo.local import bundle
-from octavo.local.guardian import MARKER, processes_of
+from octavo.local.guardian import MARKER, STACK_BYTES, processes_of
 from octavo.local.ports import claim_ports
 from octavo.local.server_command import server_command
 from octavo.local.server_options import ServerOptions
@@ -89,6 +90,15 @@ def test_a_lost_stub_ends_server_and_watch_with_status_1(
         "does not replace it; the server is ended\n"
     )
     assert what_is_left(leftovers) == []
+
+
+def test_a_watched_servers_threads_have_stacks_that_hold_large_bodies(
+    watched: subprocess.Popen[str],
+) -> None:
+    limit, _ = psutil.Process(pid_of("tritonserver")).rlimit(psutil.RLIMIT_STACK)
+    assert limit == STACK_BYTES
+    watched.terminate()
+    assert watched.wait(timeout=30.0) == 0
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def watch(server: subprocess.Popen[bytes], control: socket.socket, grace_s: floa
     return server.returncode
 
 
-def _prepare_server() -> None:
+def prepare_server() -> None:
     """Let the process die with its parent, and its threads have stacks of `STACK_BYTES`."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
@@ -118,7 +118,7 @@ def main(arguments: list[str]) -> int:
             stdin=subprocess.DEVNULL,
             env={**os.environ, MARKER: runtime.name},
             start_new_session=True,
-            preexec_fn=_prepare_server,
+            preexec_fn=prepare_server,
         )
         with contextlib.suppress(OSError):
             control.sendall(f"{server.pid}\n".encode())

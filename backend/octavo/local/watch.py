@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from octavo.errors import LaunchError
+from octavo.local.guardian import prepare_server
 from octavo.local.server_watch import CHECK_INTERVAL_S, Probe, ServerWatch
-from octavo.parent_process import die_with_parent
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_INTERVAL_S = 0.2
@@ -38,7 +38,7 @@ def watch(command: Sequence[str], probe: Probe, check_interval_s: float = CHECK_
         LaunchError: there is no such program.
     """
     try:
-        server = subprocess.Popen(command, process_group=0, preexec_fn=die_with_parent)
+        server = subprocess.Popen(command, process_group=0, preexec_fn=prepare_server)
     except OSError as error:
         raise LaunchError(f"{command[0]} cannot be run: {error.strerror}") from None
     for number in FORWARDED:
