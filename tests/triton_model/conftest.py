@@ -27,6 +27,7 @@ from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.request_record import Reporter
 from octavo.triton_model.service import Service
+from octavo.triton_model.unload_watch import UnloadWatch
 
 FINAL = 1
 _FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -302,6 +303,7 @@ def make_service(
         drain_timeout_s: float = 0.0,
         allow_inspect: bool = False,
         reporters: tuple[Reporter, ...] = (),
+        unloads: UnloadWatch | None = None,
         **options: Any,
     ) -> Service:
         client = make_client(**options)
@@ -309,7 +311,7 @@ def make_service(
         metrics = EngineMetrics(pb_utils, "octavo", "1")
         config = EngineConfig("fake", drain_timeout_s=drain_timeout_s, allow_inspect=allow_inspect)
         told = (metrics.report, *reporters)
-        services.append(Service(client, tokenizer, pb_utils, metrics, told, config))
+        services.append(Service(client, tokenizer, pb_utils, metrics, told, config, unloads))
         return services[-1]
 
     yield make

@@ -15,6 +15,7 @@ from octavo.triton_model.pb_utils import PbUtils
 from octavo.triton_model.request_log import log_request
 from octavo.triton_model.request_record import Reporter
 from octavo.triton_model.service import Service
+from octavo.triton_model.unload_watch import UnloadWatch
 
 
 def make_service(
@@ -42,4 +43,5 @@ def make_service(
     metrics = EngineMetrics(pb_utils, model, version)
     logs = (log_request,) if config.log_requests else ()
     told = (metrics.report, *logs, *reporters)
-    return Service(client, tokenizer, pb_utils, metrics, told, config)
+    unloads = UnloadWatch(lambda: bool(pb_utils.is_model_ready(model, version)))
+    return Service(client, tokenizer, pb_utils, metrics, told, config, unloads)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 
-from octavo.engine_client import EngineClient, EngineDied, Event
+from octavo.engine_client import EngineClient, EngineDied, EngineState, Event
 from octavo.engine_messages import EngineReady, Inspected, StopRequested
 from octavo.errors import EngineDead, EngineError, OctavoError, RequestCancelled, code_of
 from octavo.request import FinishReason, StepOutput, TokenOutput
@@ -22,6 +22,7 @@ from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import PbUtils, ResponseSender
 from octavo.triton_model.questions import Health, LiveHealth, LiveInspection
 from octavo.triton_model.reporting import Reports
+from octavo.triton_model.unload_watch import UnloadWatch
 
 #: How often clients are asked whether they are gone.
 CANCELLATION_INTERVAL_S = 0.02
@@ -74,8 +75,13 @@ class ResponseWriter:
         self._is_closing = False
         self.is_draining = False
         """Live requests are being finished, for the model or the server stops."""
+        self._unloads: UnloadWatch | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="response-writer", daemon=True)
+
+    def watch_unloads(self, unloads: UnloadWatch) -> None:
+        """Finish live requests in time, too, when the model is unloaded; call before `start`."""
+        self._unloads = unloads
 
     def start(self) -> None:
         """Begin to answer; the engine must be ready."""
@@ -130,9 +136,18 @@ class ResponseWriter:
             self._send(self._due.pop(next(iter(self._due))))
             self._admit()  # a new request need not wait for every response
         self._ask_clients()
+        self._notice_unload()
         if self._end_live_at_s is not None and time.monotonic() >= self._end_live_at_s:
             self._end_live_at_s = None
             self._fail_all(EngineDead("the server stops before the request is finished"))
+
+    def _notice_unload(self) -> None:
+        if self._unloads is None or not self._live or self.is_draining:
+            return
+        is_serving = self._client.state is EngineState.READY and not self._client.is_frozen
+        if self._unloads.sees_unload(time.monotonic(), is_serving):
+            logger.info("unloaded; live requests get %g s", self._drain_timeout_s)
+            self._end_live_soon()
 
     def _timeout_s(self) -> float | None:
         """Return how long nothing is due unless the engine or a new request says otherwise."""

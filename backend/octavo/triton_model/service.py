@@ -24,6 +24,7 @@ from octavo.triton_model.questions import LiveHealth, LiveInspection, read_quest
 from octavo.triton_model.reporting import Reports
 from octavo.triton_model.request_record import Reporter
 from octavo.triton_model.response_writer import ResponseWriter, send_error
+from octavo.triton_model.unload_watch import UnloadWatch
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Service:
         metrics: EngineMetrics,
         reporters: tuple[Reporter, ...],
         config: EngineConfig,
+        unloads: UnloadWatch | None = None,
     ) -> None:
         self._client = client
         self._tokenizer = tokenizer
@@ -55,6 +57,8 @@ class Service:
         self._prompts = PromptThreads()
         self._metrics = metrics
         metrics.start()
+        if unloads is not None:
+            self._writer.watch_unloads(unloads)
         self._writer.start()
 
     @property

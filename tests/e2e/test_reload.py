@@ -1,0 +1,162 @@
+"""Models are loaded, changed and unloaded while others, or their own requests, run on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+
+from octavo.local.guardian import MARKER, SHARED_MEMORY
+from octavo.local.triton_server import TritonServer
+from octavo_client import Client, InvalidRequest, OctavoClientError, Unavailable
+
+pytestmark = pytest.mark.e2e
+
+SetOptions = Callable[..., None]
+Post = Callable[..., tuple[int, str]]
+Become = Callable[..., bool]
+
+SHORT = {"max_tokens": 16, "seed": 1, "ignore_eos": True}
+MEDIUM = {"max_tokens": 600, "seed": 1, "ignore_eos": True}
+LONG = {"max_tokens": 30_000, "ignore_eos": True}
+MODELS = "repository/models"
+
+
+@pytest.fixture
+def client(explicit_server: TritonServer) -> Iterator[Client]:
+    with Client(explicit_server.grpc_url, timeout_s=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def set_options(explicit_server: TritonServer) -> Callable[..., None]:
+    """Return a function that writes the options of `octavo`: those it had, and some more."""
+    assert explicit_server.options.repository is not None
+    file = explicit_server.options.repository / "octavo" / "1" / "engine.json"
+    first = json.loads(file.read_text())
+
+    def write(**options: Any) -> None:
+        file.write_text(json.dumps({**first, **options}))
+
+    return write
+
+
+def belongings(server: TritonServer) -> dict[str, int]:
+    """Count what a server holds: child processes, open files and shared memory."""
+    process = psutil.Process(server.pid)
+    name = process.environ()[MARKER]
+    return {
+        "processes": len(process.children(recursive=True)),
+        "files": process.num_fds(),
+        "shared memory": len(list(SHARED_MEMORY.glob(f"{name}*"))),
+    }
+
+
+def begun(client: Client, params: dict[str, Any]) -> Any:
+    """Open a stream and read its first delta."""
+    stream = client.stream("a", **params)
+    next(stream)
+    return stream
+
+
+def num_tokens(stream: Any) -> int:
+    return sum(delta.num_output_tokens for delta in stream)
+
+
+def test_a_load_with_changed_options_takes_over_and_running_streams_finish_on_the_old(
+    explicit_server: TritonServer, client: Client, set_options: SetOptions, post: Post
+) -> None:
+    right = client.generate("a", **SHORT)
+    with ThreadPoolExecutor(1) as reader:
+        count = reader.submit(num_tokens, begun(client, MEDIUM))
+        set_options(max_num_seqs=2)
+        assert post(explicit_server, f"{MODELS}/octavo/load", {})[0] == 200
+        with pytest.raises(InvalidRequest, match="max_num_seqs is 2"):
+            client.generate("a", n=3, **SHORT)
+        assert client.generate("a", **SHORT) == right
+        assert 500 < count.result(timeout=60) < 600
+
+
+def test_a_load_may_override_the_options_by_parameters_of_a_config(
+    explicit_server: TritonServer, client: Client, post: Post
+) -> None:
+    config = {
+        "backend": "octavo",
+        "instance_group": [{"kind": "KIND_CPU", "count": 1}],
+        "parameters": {"max_num_seqs": {"string_value": "3"}},
+    }
+    body = {"parameters": {"config": json.dumps(config)}}
+    assert post(explicit_server, f"{MODELS}/octavo/load", body)[0] == 200
+    with pytest.raises(InvalidRequest, match="max_num_seqs is 3"):
+        client.generate("a", n=4, **SHORT)
+
+
+def test_a_load_with_a_wrong_option_fails_and_the_old_model_serves_on(
+    explicit_server: TritonServer, client: Client, set_options: SetOptions, post: Post
+) -> None:
+    right = client.generate("a", **SHORT)
+    set_options(max_num_seq=2)
+    status, answer = post(explicit_server, f"{MODELS}/octavo/load", {})
+    assert status == 400
+    assert "unknown engine option 'max_num_seq'; did you mean 'max_num_seqs'?" in answer
+    assert client.generate("a", **SHORT) == right
+
+
+def test_a_load_while_a_drain_runs_serves_new_requests_and_ends_the_old_ones_in_time(
+    explicit_server: TritonServer, client: Client, set_options: SetOptions, post: Post
+) -> None:
+    set_options(drain_timeout_s=1)
+    assert post(explicit_server, f"{MODELS}/octavo/load", {})[0] == 200
+    stream = begun(client, LONG)
+    assert post(explicit_server, f"{MODELS}/octavo/unload", {})[0] == 200
+    with pytest.raises(Unavailable):
+        client.generate("a", **SHORT)
+    assert post(explicit_server, f"{MODELS}/octavo/load", {})[0] == 200
+    client.generate("a", **SHORT)
+    with pytest.raises(Unavailable, match="the server stops before the request is finished"):
+        list(stream)
+
+
+def test_two_models_live_apart_and_unloads_leave_nothing(
+    explicit_server: TritonServer, client: Client, post: Post, become: Become
+) -> None:
+    right = client.generate("a", **SHORT)
+    left: dict[str, int] = {}
+    for _ in range(2):
+        assert post(explicit_server, f"{MODELS}/other/load", {})[0] == 200
+        with Client(explicit_server.grpc_url, "other", timeout_s=60) as other:
+            assert other.generate("a", **SHORT) == right
+            stream = begun(client, MEDIUM)
+            assert post(explicit_server, f"{MODELS}/other/unload", {})[0] == 200
+            assert num_tokens(stream) > 500
+            with pytest.raises(OctavoClientError):
+                other.generate("a", **SHORT)
+        assert become(lambda: belongings(explicit_server)["processes"] == 2, 60.0)
+        left = left or belongings(explicit_server)
+    assert become(lambda: belongings(explicit_server) == left), (left, belongings(explicit_server))
+    assert left["shared memory"] == 1
+    assert client.generate("a", **SHORT) == right
+
+
+def test_an_unload_with_a_frozen_engine_is_bounded(
+    explicit_server: TritonServer,
+    client: Client,
+    set_options: SetOptions,
+    post: Post,
+    find_process: Callable[[TritonServer, str], psutil.Process],
+    become: Become,
+) -> None:
+    set_options(drain_timeout_s=1)
+    assert post(explicit_server, f"{MODELS}/octavo/load", {})[0] == 200
+    engine = find_process(explicit_server, "octavo.engine_process")
+    stream = begun(client, LONG)
+    engine.suspend()
+    assert post(explicit_server, f"{MODELS}/octavo/unload", {})[0] == 200
+    stream.close()
+    assert become(lambda: not engine.is_running())
+    assert post(explicit_server, f"{MODELS}/octavo/load", {})[0] == 200
+    client.generate("a", **SHORT)
