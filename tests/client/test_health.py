@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from octavo_client import AsyncClient, EngineHealth, ServerError
 from octavo_client.codec import encode_health
-from octavo_client.health_command import health
+from octavo_client.health_command import find_fault, health
 
 SOUND = {"engine": "ready", "is_draining": False, "is_frozen": False, "num_live_requests": 0}
 TOKEN = r"octavo at [\d.:]+ generated a token in \d+\.\d+ s\n"
@@ -148,3 +148,24 @@ def test_a_long_queue_is_ready(server, run, says):
 def test_no_server_is_neither(free_url, probe):
     result = CliRunner().invoke(health, ["--url", free_url, f"--{probe}"])
     assert (result.exit_code, result.stdout) == (1, "")
+
+
+def test_a_keeper_is_told_of_an_engine_that_was_given_up(server, says):
+    says(engine="restarting")
+    assert find_fault(server.url) is None
+    says(engine="failed", is_draining=True)
+    assert find_fault(server.url) is None
+    says(engine="failed")
+    assert find_fault(server.url) == "the engine died too often and is not started again"
+
+
+def test_a_keeper_judges_neither_an_absent_server_nor_another_model_nor_a_refusal(server, free_url):
+    assert find_fault(free_url) is None
+    server.plays(server.refuse("model 'octavo' is not ready"))
+    assert find_fault(server.url) is None
+
+
+def test_a_keeper_hears_when_no_answer_comes(server):
+    server.plays(server.HANG)
+    with pytest.raises(TimeoutError, match=r"the model does not answer within 0\.2 s"):
+        find_fault(server.url, timeout_s=0.2)

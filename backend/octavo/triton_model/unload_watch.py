@@ -1,4 +1,4 @@
-"""Finds out that Triton unloads a model, of which the model hears only when its requests have ended.
+"""Finds out that Triton unloads a model, which hears of it only when its requests have ended.
 
 Until then it says of the model that it is not ready, and that can be asked. Knows nothing of what
 is done about it.
