@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import psutil
 import torch
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.host_resources import THIS_MACHINE, HostMemory, Limit
 from octavo_kernels import KVCacheShape
 
 logger = logging.getLogger(__name__)
@@ -36,19 +36,21 @@ def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how much memory nobody has, after giving back what torch keeps unused on a GPU.
+    """Return how much memory of a GPU nobody has, after giving back what torch keeps unused.
 
-    A GPU is waited for, as work under way holds memory.
+    The GPU is waited for, as work under way holds memory.
     """
-    if device.type == "cpu":
-        return int(psutil.virtual_memory().available)
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
 
 
 def choose_num_blocks(
-    config: EngineConfig, shape: KVCacheShape, device: torch.device, reserved_bytes: int = 0
+    config: EngineConfig,
+    shape: KVCacheShape,
+    device: torch.device,
+    memory: HostMemory,
+    reserved_bytes: int = 0,
 ) -> int:
     """Return the number of blocks to allocate; call it once weights are loaded.
 
@@ -59,20 +61,22 @@ def choose_num_blocks(
         config: the options.
         shape: of the blocks.
         device: where they will be.
+        memory: of the host.
         reserved_bytes: free memory of a GPU that steps will need.
 
     Raises:
-        ConfigError: not even one block fits, or the machine does not have so much memory.
+        ConfigError: not even one block fits, or there is not so much memory.
     """
+    total = memory.total if device.type == "cpu" else _gpu_memory(device)
     if config.num_kv_blocks is not None:
         num_blocks = config.num_kv_blocks
         name = f"option num_kv_blocks is {num_blocks:,}, which in bytes"
-        _check_fits(name, num_blocks * shape.bytes_per_block, _total_memory_bytes(device))
+        _check_fits(name, num_blocks * shape.bytes_per_block, total)
     else:
         memory_bytes = config.kv_cache_memory_bytes or _default_memory_bytes(
-            config, device, reserved_bytes
+            config, device, memory, reserved_bytes
         )
-        _check_fits("option kv_cache_memory_bytes", memory_bytes, _total_memory_bytes(device))
+        _check_fits("option kv_cache_memory_bytes", memory_bytes, total)
         num_blocks = memory_bytes // shape.bytes_per_block
         if num_blocks < 1:
             raise ConfigError(
@@ -89,19 +93,17 @@ def choose_num_blocks(
     return num_blocks
 
 
-def choose_num_host_blocks(config: EngineConfig, shape: KVCacheShape) -> int:
+def choose_num_host_blocks(config: EngineConfig, shape: KVCacheShape, memory: HostMemory) -> int:
     """Return the number of host blocks to allocate for KV that leaves the device; may be 0.
 
     `swap_space_bytes` decides if given, else a tenth of the free memory and at most 4 GiB.
 
     Raises:
-        ConfigError: this machine does not have so much memory, or it is to be used but holds no
-            block.
+        ConfigError: the host does not have so much memory, or it is to be used but holds no block.
     """
-    memory = psutil.virtual_memory()
     swap_bytes = config.swap_space_bytes
     if swap_bytes is None:
-        swap_bytes = min(int(memory.available * _SWAP_SHARE_OF_FREE_MEMORY), _SWAP_MAX_BYTES)
+        swap_bytes = min(int(memory.free.amount * _SWAP_SHARE_OF_FREE_MEMORY), _SWAP_MAX_BYTES)
     _check_fits("option swap_space_bytes", swap_bytes, memory.total)
     num_blocks = swap_bytes // shape.bytes_per_block
     if config.preemption_mode == "swap" and not num_blocks:
@@ -117,22 +119,22 @@ def choose_num_host_blocks(config: EngineConfig, shape: KVCacheShape) -> int:
     return num_blocks
 
 
-def _check_fits(what: str, num_bytes: int, total_bytes: int) -> None:
-    if num_bytes > total_bytes:
+def _check_fits(what: str, num_bytes: int, total: Limit) -> None:
+    if num_bytes > total.amount:
         raise ConfigError(
-            f"{what} is {num_bytes:,} but must be at most the {total_bytes:,} bytes of memory that "
-            "this machine has"
+            f"{what} is {num_bytes:,} but must be at most the {total.amount:,} bytes of memory "
+            f"that {total.source} has"
         )
 
 
-def _total_memory_bytes(device: torch.device) -> int:
-    if device.type == "cpu":
-        return int(psutil.virtual_memory().total)
-    return int(torch.cuda.get_device_properties(device).total_memory)
+def _gpu_memory(device: torch.device) -> Limit:
+    return Limit(int(torch.cuda.get_device_properties(device).total_memory), THIS_MACHINE)
 
 
-def _default_memory_bytes(config: EngineConfig, device: torch.device, reserved_bytes: int) -> int:
+def _default_memory_bytes(
+    config: EngineConfig, device: torch.device, memory: HostMemory, reserved_bytes: int
+) -> int:
     if device.type == "cpu":
-        return min(int(free_bytes(device) * _CPU_SHARE_OF_FREE_MEMORY), _CPU_MAX_BYTES)
+        return min(int(memory.free.amount * _CPU_SHARE_OF_FREE_MEMORY), _CPU_MAX_BYTES)
     left_bytes = max(0, free_bytes(device) - reserved_bytes)
     return int(left_bytes * config.gpu_memory_utilization)

@@ -8,12 +8,10 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import astuple, replace
 
-import psutil
 import torch
 
 from octavo.cache.block_copies import BlockCopies
@@ -33,6 +31,7 @@ from octavo.executor.kv_storage import (
 )
 from octavo.executor.prompt_scores import PromptScores
 from octavo.executor.warm_up import WarmUpSteps, sample_every_way
+from octavo.host_resources import host_memory, usable_cores
 from octavo.model.loader import LoadedModel, load_model
 from octavo.scheduler.output import SchedulerOutput, ScoredPrompt
 from octavo.scheduler.preemption import PreemptionCosts
@@ -73,7 +72,7 @@ class ModelRunner:
         load: ModelLoader = load_model,
     ) -> None:
         started_s = time.monotonic()
-        torch.set_num_threads(config.cpu_threads or _usable_cores())
+        torch.set_num_threads(config.cpu_threads or usable_cores())
         model = load(config)
         attention, self._decoder, self._device = model.attention, model.decoder, model.device
         self.vocab_size = model.spec.vocab_size
@@ -92,8 +91,11 @@ class ModelRunner:
         self.steps_ahead = self._tools.steps_ahead
         needed_bytes, prefill_tokens_per_s = self._warm_up(WarmUpSteps(sizes))
         needed_bytes += self._estimate_graph_bytes(config.max_num_seqs)
-        self.num_blocks = choose_num_blocks(config, attention.shape, self._device, needed_bytes)
-        self.num_host_blocks = choose_num_host_blocks(config, attention.shape)
+        memory = host_memory()
+        self.num_blocks = choose_num_blocks(
+            config, attention.shape, self._device, memory, needed_bytes
+        )
+        self.num_host_blocks = choose_num_host_blocks(config, attention.shape, memory)
         self._kv_cache = attention.allocate(self.num_blocks)
         host_cache = attention.allocate(self.num_host_blocks, host=True)
         self._transfers = make_transfers(attention, self._kv_cache, host_cache)
@@ -237,8 +239,3 @@ def widest_window(windows: tuple[int | None, ...]) -> int | None:
             return None
         widest = max(widest, window)
     return widest
-
-
-def _usable_cores() -> int:
-    allowed = len(os.sched_getaffinity(0))
-    return min(allowed, psutil.cpu_count(logical=False) or allowed)

@@ -13,6 +13,7 @@ import numpy as np
 from llguidance import LLExecutor
 
 from octavo.grammar.matcher import GrammarMatcher, fill_masks
+from octavo.host_resources import within_quota
 from octavo.sampling.processor_rows import MaskedRows
 from octavo.sequence import Sequence
 
@@ -39,7 +40,7 @@ class GrammarMasks:
 
     def _fill(self, asked: list[tuple[int, GrammarMatcher]]) -> MaskedRows:
         if self._library_threads is None:
-            num_threads = len(os.sched_getaffinity(0)) // _CORES_PER_THREAD
+            num_threads = within_quota(len(os.sched_getaffinity(0))) // _CORES_PER_THREAD
             self._library_threads = LLExecutor(min(max(1, num_threads), _MAX_THREADS))
         rows, matchers = zip(*asked, strict=True)
         return MaskedRows(np.array(rows, np.int64), fill_masks(matchers, self._library_threads))
