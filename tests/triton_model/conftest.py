@@ -27,7 +27,6 @@ from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.request_record import Reporter
 from octavo.triton_model.service import Service
-from octavo.triton_model.unload_watch import UnloadWatch
 
 FINAL = 1
 _FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
@@ -123,6 +122,25 @@ class FakeMetricFamily:
         name = " ".join([self._name, *own.values()])
         assert name not in self.series
         return self.series.setdefault(name, FakeMetric(self._kind))
+
+    @classmethod
+    def value(cls, name: str) -> float:
+        """Return what a gauge or counter says."""
+        return (cls.series[name].values or [0])[-1]
+
+    @classmethod
+    def samples(cls, name: str) -> list[float]:
+        """Return what a histogram was given."""
+        return list(cls.series[name].values)
+
+    @classmethod
+    def latest(cls) -> dict[str, float]:
+        """Return the last value of every series that was written, but for histograms."""
+        return {
+            name: metric.values[-1]
+            for name, metric in cls.series.items()
+            if metric.values and metric.kind != "histogram"
+        }
 
 
 class RecordingSender:
@@ -303,7 +321,6 @@ def make_service(
         drain_timeout_s: float = 0.0,
         allow_inspect: bool = False,
         reporters: tuple[Reporter, ...] = (),
-        unloads: UnloadWatch | None = None,
         **options: Any,
     ) -> Service:
         client = make_client(**options)
@@ -311,7 +328,7 @@ def make_service(
         metrics = EngineMetrics(pb_utils, "octavo", "1")
         config = EngineConfig("fake", drain_timeout_s=drain_timeout_s, allow_inspect=allow_inspect)
         told = (metrics.report, *reporters)
-        services.append(Service(client, tokenizer, pb_utils, metrics, told, config, unloads))
+        services.append(Service(client, tokenizer, pb_utils, metrics, told, config))
         return services[-1]
 
     yield make

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any, cast
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from octavo.request import EngineInfo, FinishReason, StepStats
-from octavo.triton_model import metric_series, metrics_thread
+from octavo.request import EngineInfo, StepStats
+from octavo.triton_model import metric_series
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.request_meter import NewTokens
-from octavo.triton_model.request_record import RequestRecord
 from octavo.triton_model.service import Service
 
 MakeService = Callable[..., Service]
@@ -25,25 +22,6 @@ Ask = Callable[..., Any]
 Eventually = Callable[[Callable[[], bool]], None]
 
 BLOCKS_USED = "octavo_kv_blocks_used"
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
-
-
-def _gauge(pb_utils: Any, name: str) -> float:
-    return (pb_utils.MetricFamily.series[name].values or [0])[-1]
-
-
-def _samples(pb_utils: Any, name: str) -> list[float]:
-    return list(pb_utils.MetricFamily.series[name].values)
-
-
-def _latest(pb_utils: Any) -> dict[str, float]:
-    """Return the last value of every series that was written, but for histograms."""
-    series = pb_utils.MetricFamily.series.items()
-    return {
-        name: metric.values[-1]
-        for name, metric in series
-        if metric.values and metric.kind != "histogram"
-    }
 
 
 @pytest.fixture
@@ -92,7 +70,7 @@ def test_every_figure_of_the_engine_is_written_under_its_name(
 ) -> None:
     metrics.step(STATS)
     metrics.write()
-    assert _latest(pb_utils) == {
+    assert pb_utils.MetricFamily.latest() == {
         "octavo_engine_up": 1,
         "octavo_num_requests_running": 1,
         "octavo_num_requests_waiting": 2,
@@ -131,8 +109,8 @@ def test_a_step_is_a_sample_once_however_often_it_is_told(
     for stats in (STATS, idle, replace(STATS, step=8, num_scheduled_tokens=2), idle):
         metrics.step(stats)
     metrics.write()
-    assert _samples(pb_utils, "octavo_iteration_tokens") == [48, 2]
-    assert _samples(pb_utils, "octavo_step_duration_seconds") == [0.25, 0.25]
+    assert pb_utils.MetricFamily.samples("octavo_iteration_tokens") == [48, 2]
+    assert pb_utils.MetricFamily.samples("octavo_step_duration_seconds") == [0.25, 0.25]
 
 
 def test_when_the_engine_dies_gauges_fall_to_zero_and_counters_go_on(
@@ -142,7 +120,7 @@ def test_when_the_engine_dies_gauges_fall_to_zero_and_counters_go_on(
 
     def figures() -> dict[str, float]:
         metrics.write()
-        return _latest(pb_utils)
+        return pb_utils.MetricFamily.latest()
 
     metrics.step(STATS)
     before = figures()
@@ -159,7 +137,7 @@ def test_when_the_engine_dies_gauges_fall_to_zero_and_counters_go_on(
     again = figures()
     assert (again["octavo_engine_up"], again[restarts], again[hits]) == (1, 1, 1500)
     assert again["octavo_engine_steps_total"] == 8
-    assert _samples(pb_utils, "octavo_iteration_tokens") == [48, 48]
+    assert pb_utils.MetricFamily.samples("octavo_iteration_tokens") == [48, 48]
     metrics.step(replace(STATS, num_prefix_hit_tokens_total=950))
     metrics.engine_gone()
     metrics.engine_ready(INFO)
@@ -192,8 +170,8 @@ def test_gauges_are_written_again_every_second_for_another_instance_may_have_wri
     metrics.engine_ready(INFO)
     for _ in range(4):
         metrics.write()
-    assert _samples(pb_utils, "octavo_engine_up") == [1, 1]
-    assert _samples(pb_utils, "octavo_kv_blocks_total") == [100, 100]
+    assert pb_utils.MetricFamily.samples("octavo_engine_up") == [1, 1]
+    assert pb_utils.MetricFamily.samples("octavo_kv_blocks_total") == [100, 100]
 
 
 def test_tokens_that_come_together_share_the_time_since_those_before(
@@ -208,11 +186,11 @@ def test_tokens_that_come_together_share_the_time_since_those_before(
     ):
         metrics.count_tokens(tokens, num_prompt_tokens=9)
     metrics.write()
-    figures = _latest(pb_utils)
+    figures = pb_utils.MetricFamily.latest()
     assert figures["octavo_prompt_tokens_total"] == 9
     assert figures["octavo_generation_tokens_total"] == 7
-    assert _samples(pb_utils, "octavo_time_to_first_token_seconds") == [0.5]
-    assert _samples(pb_utils, "octavo_inter_token_latency_seconds") == [0.25, 0.25, 0.25]
+    assert pb_utils.MetricFamily.samples("octavo_time_to_first_token_seconds") == [0.5]
+    assert pb_utils.MetricFamily.samples("octavo_inter_token_latency_seconds") == [0.25, 0.25, 0.25]
 
 
 def test_a_write_that_fails_is_made_up_for_by_the_next(
@@ -234,8 +212,8 @@ def test_a_write_that_fails_is_made_up_for_by_the_next(
             metrics.write()
     broken = False
     metrics.write()
-    assert _latest(pb_utils)["octavo_generation_tokens_total"] == 2
-    assert _samples(pb_utils, "octavo_inter_token_latency_seconds") == [0.1, 0.2]
+    assert pb_utils.MetricFamily.latest()["octavo_generation_tokens_total"] == 2
+    assert pb_utils.MetricFamily.samples("octavo_inter_token_latency_seconds") == [0.1, 0.2]
 
 
 def test_samples_that_the_server_does_not_take_fill_no_memory(
@@ -248,7 +226,7 @@ def test_samples_that_the_server_does_not_take_fill_no_memory(
     for _ in range(5):
         metrics.count_tokens(NewTokens(1, 0.1), 9)
     metrics.write()
-    assert len(_samples(pb_utils, "octavo_inter_token_latency_seconds")) == 3
+    assert len(pb_utils.MetricFamily.samples("octavo_inter_token_latency_seconds")) == 3
     (record,) = caplog.records
     message = "octavo_inter_token_latency_seconds has lost 2 samples: too many came"
     assert record.getMessage() == message
@@ -262,209 +240,9 @@ def test_the_last_figures_are_written_before_the_thread_ends(pb_utils: Any) -> N
     metrics.step(STATS)
     metrics.engine_gone()
     metrics.close()
-    figures = _latest(pb_utils)
+    figures = pb_utils.MetricFamily.latest()
     assert (figures["octavo_engine_up"], figures["octavo_engine_steps_total"]) == (0, 7)
     assert set(threading.enumerate()) == threads
-
-
-def test_a_server_that_hangs_does_not_hold_up_the_end(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metrics_thread, "CLOSE_TIMEOUT_S", 0.05)
-    answer = threading.Event()
-    thread = metrics_thread.MetricsThread(answer.wait)
-    thread.start()
-    thread.close()
-    assert "could not be written within 0.05 s" in caplog.text
-    answer.set()
-
-
-def test_a_thread_that_cannot_write_tries_again_later(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metrics_thread, "FAILURE_PAUSE_S", 0.0)
-    faults, written = [RuntimeError("no round trip")], threading.Event()
-
-    def write() -> None:
-        if faults:
-            raise faults.pop()
-        written.set()
-
-    thread = metrics_thread.MetricsThread(write)
-    thread.start()
-    thread.wake()
-    assert written.wait(10.0)
-    thread.close()
-    assert [record.getMessage() for record in caplog.records] == [
-        "metrics could not be written; they are kept for the next time"
-    ]
-
-
-def test_every_request_counts_once_by_how_it_ended(
-    make_service: MakeService,
-    ask: Ask,
-    fake_engine: ModuleType,
-    pb_utils: Any,
-    eventually: Eventually,
-) -> None:
-    serving = make_service(max_num_queued_requests=1)
-
-    def ends() -> dict[str, float]:
-        return {
-            reason.value: _gauge(pb_utils, f"octavo_requests_total {reason.value}")
-            for reason in FinishReason
-        }
-
-    ask(serving, "ab", max_tokens=2, n=2).wait_final()
-    ask(serving, "ab", seed=fake_engine.REFUSED).wait_final()
-    ask(serving, "ab", max_tokens=150, deadline_ms=30).wait_final()
-    ask(serving, "ab", max_tokens=150, stop="bab").wait_final()
-    gone = ask(serving, "ab", max_tokens=150)
-    gone.cancelled = True
-    gone.wait_final()
-    expected = {"stop": 1, "length": 1, "abort": 1, "deadline": 1, "error": 1}
-    eventually(lambda: ends() == expected)
-
-
-REJECTIONS = "octavo_admission_rejections_total"
-
-
-def test_who_is_turned_away_is_counted_by_reason_and_as_an_end(
-    make_service: MakeService,
-    ask: Ask,
-    fake_engine: ModuleType,
-    pb_utils: Any,
-    eventually: Eventually,
-) -> None:
-    serving = make_service(process=True)
-    ask(serving, "a" * 100_000).wait_final()
-    for mistake in ({"temperature": -1}, {"seed": fake_engine.REFUSED}):
-        ask(serving, "ab", **mistake).wait_final()
-    running = ask(serving, "ab", max_tokens=10**6)
-    ask(serving, "ab", max_tokens=9, seed=fake_engine.DIES)
-    running.wait_final()
-    ask(serving, "ab").wait_final()
-    serving.close()
-    ask(serving, "ab").wait_final()
-    figures = _latest(pb_utils)
-    rejections = {name: count for name, count in figures.items() if name.startswith(REJECTIONS)}
-    assert rejections == {
-        f"{REJECTIONS} prompt_too_long": 1,
-        f"{REJECTIONS} invalid_request": 2,
-        f"{REJECTIONS} engine_down": 1,
-    }
-    assert figures["octavo_requests_total error"] == 6
-
-
-def test_lengths_and_times_are_of_requests_that_did_not_end_in_an_error(
-    make_service: MakeService, ask: Ask, fake_engine: ModuleType, pb_utils: Any
-) -> None:
-    serving = make_service()
-    ask(serving, "abc", max_tokens=5, n=2).wait_final()
-    ask(serving, "abcd", max_tokens=150, stop="cd").wait_final()
-    gone = ask(serving, "ab", stream=True, max_tokens=10**6)
-    gone.wait_for(lambda sender: len(sender.responses) > 0)
-    gone.cancelled = True
-    gone.wait_final()
-    ask(serving, "ab", temperature=-1).wait_final()
-    serving.close()
-    assert _samples(pb_utils, "octavo_request_prompt_tokens") == [3, 4]
-    assert _samples(pb_utils, "octavo_request_generation_tokens") == [10, 4]
-    assert _samples(pb_utils, "octavo_request_queue_time_seconds") == [fake_engine.QUEUE_S] * 2
-    first, whole = (
-        _samples(pb_utils, f"octavo_{name}_seconds")
-        for name in ("time_to_first_token", "e2e_request_latency")
-    )
-    assert (len(first), len(whole)) == (3, 2)
-    assert 0 < first[0] < whole[0]
-    figures = _latest(pb_utils)
-    assert figures["octavo_prompt_tokens_total"] == 9
-    num_intervals = len(_samples(pb_utils, "octavo_inter_token_latency_seconds"))
-    assert figures["octavo_generation_tokens_total"] - num_intervals == 4  # as many as answers
-
-
-def test_every_reporter_is_told_once_of_every_request_even_if_another_fails(
-    make_service: MakeService, ask: Ask, fake_engine: ModuleType, caplog: pytest.LogCaptureFixture
-) -> None:
-    told: list[RequestRecord] = []
-
-    def fail(record: RequestRecord) -> None:
-        raise RuntimeError("disk full")
-
-    serving = make_service(reporters=(fail, told.append))
-    ask(serving, "ab", max_tokens=3).wait_final()
-    ask(serving, "abcd", max_tokens=150, stop="bc").wait_final()
-    ask(serving, "ab", temperature=-1).wait_final()
-    gone = ask(serving, "ab", max_tokens=10**6)
-    gone.cancelled = True
-    gone.wait_final()
-    serving.close()
-    ends = [(r.finish_reason.value, r.num_prompt_tokens, r.was_refused) for r in told]
-    assert sorted(ends) == sorted(
-        [("length", 2, False), ("stop", 4, False), ("error", 0, True), ("abort", 2, False)]
-    )
-    stopped = next(record for record in told if record.finish_reason is FinishReason.STOP)
-    assert stopped.num_generated_tokens == 3
-    assert stopped.timing is not None
-    assert stopped.timing.queue_s == fake_engine.QUEUE_S
-    assert stopped.first_token_s is not None
-    assert stopped.arrival_s < stopped.first_token_s < stopped.end_s
-    messages = [record.getMessage() for record in caplog.records]
-    assert messages.count("a finished request could not be reported") == 4
-
-
-def test_a_request_whose_answer_cannot_be_sent_counts_once(
-    make_service: MakeService, ask: Ask, pb_utils: Any, eventually: Eventually
-) -> None:
-    serving = make_service()
-    sender = ask(serving, "ab", max_tokens=20)
-    sender.broken = True
-    sender.wait_final()
-    names = [f"octavo_requests_total {reason.value}" for reason in FinishReason]
-    eventually(lambda: sum(_gauge(pb_utils, name) for name in names) == 1)
-
-
-def test_the_documented_metrics_are_the_metrics() -> None:
-    families: dict[str, tuple[str, str]] = {}
-    labels: dict[str, dict[str, list[str]]] = {}
-    bounds: dict[str, str] = {}
-
-    class Family:
-        GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
-
-        def __init__(self, name: str, description: str, kind: str) -> None:
-            self.name = name
-            families[name] = (kind, description)
-            self.labels = labels.setdefault(name, {})
-
-        def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> object:
-            if buckets:
-                bounds[self.name] = ", ".join(f"{bound:g}" for bound in buckets)
-            for label, value in labels.items():
-                if label not in ("model", "version"):
-                    self.labels.setdefault(label, []).append(f"`{value}`")
-            return object()
-
-    EngineMetrics(cast(Any, SimpleNamespace(MetricFamily=Family)), "octavo", "1")
-    made = [
-        (
-            f"`{name}`",
-            kind,
-            "; ".join(f"`{label}`: {', '.join(each)}" for label, each in labels[name].items()),
-            meaning,
-        )
-        for name, (kind, meaning) in families.items()
-    ]
-    rows = re.findall(r"^\| (`\w+`) \| (\w+) \|(.*?)\| (.*) \|$", DOCUMENT, re.MULTILINE)
-    assert [(name, kind, own.strip(), text) for name, kind, own, text in rows] == made
-    documented = {
-        name: row
-        for names, row in re.findall(
-            r"^\| (`octavo_\w+`.*) \| ([\d., ]+) \|$", DOCUMENT, re.MULTILINE
-        )
-        for name in re.findall(r"\w+", names)
-    }
-    assert documented == bounds
 
 
 def test_counters_are_exact_after_the_engine_was_killed(
@@ -479,16 +257,16 @@ def test_counters_are_exact_after_the_engine_was_killed(
     hits = "octavo_prefix_cache_hits_total"
     for _ in range(3):
         ask(serving, "abcdefghij", max_tokens=1).wait_final()
-    eventually(lambda: _gauge(pb_utils, queries) == 30)
-    assert _gauge(pb_utils, hits) == 18
+    eventually(lambda: pb_utils.MetricFamily.value(queries) == 30)
+    assert pb_utils.MetricFamily.value(hits) == 18
     ask(serving, "x", seed=fake_engine.DIES).wait_final()
     eventually(lambda: serving.is_ready)
     for _ in range(2):
         ask(serving, "abcdefghij", max_tokens=1).wait_final()
-    eventually(lambda: _gauge(pb_utils, queries) == 50)
-    assert _gauge(pb_utils, hits) == 27
-    assert _gauge(pb_utils, "octavo_engine_restarts_total") == 1
-    eventually(lambda: _gauge(pb_utils, "octavo_generation_tokens_total") == 5)
+    eventually(lambda: pb_utils.MetricFamily.value(queries) == 50)
+    assert pb_utils.MetricFamily.value(hits) == 27
+    assert pb_utils.MetricFamily.value("octavo_engine_restarts_total") == 1
+    eventually(lambda: pb_utils.MetricFamily.value("octavo_generation_tokens_total") == 5)
     values = pb_utils.MetricFamily.series[queries].values
     assert values == sorted(values)
 
@@ -497,8 +275,8 @@ def test_gauges_show_the_load_and_are_right_at_idle(
     make_service: MakeService, ask: Ask, pb_utils: Any, eventually: Eventually
 ) -> None:
     serving = make_service()
-    eventually(lambda: _gauge(pb_utils, "octavo_kv_blocks_total") == 10_000)
-    assert _gauge(pb_utils, "octavo_engine_up") == 1
+    eventually(lambda: pb_utils.MetricFamily.value("octavo_kv_blocks_total") == 10_000)
+    assert pb_utils.MetricFamily.value("octavo_engine_up") == 1
     senders = [ask(serving, "ab", max_tokens=150) for _ in range(4)]
     for sender in senders:
         sender.wait_final()
