@@ -28,7 +28,7 @@ from octavo_client.client import Client
 from octavo_client.health_command import health
 from octavo_client.inspect_command import inspect
 from octavo_client.meter import Meter
-from octavo_client.top_command import top
+from octavo_client.top.command import top
 
 
 @click.command()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -47,6 +48,23 @@ class _Header(click.ParamType):  # type: ignore[type-arg]
             self.fail("it must be a name, '=' and a value", param, ctx)
         return name.strip(), text.strip()
 
+
+class _MetricsUrl(click.ParamType):  # type: ignore[type-arg]
+    name = "url"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        try:
+            parts = urlsplit(value)
+            is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # of a port that is no number, or of brackets
+            is_address = False
+        if not is_address:
+            self.fail(f"{value!r} must look like http://127.0.0.1:8002/metrics", param, ctx)
+        return str(value)
+
+
+#: Where a server has its metrics.
+METRICS_URL = _MetricsUrl()
 
 _PEM = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SHOWN: dict[str, Any] = {"show_default": True, "show_envvar": True}

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from octavo_client.block_map import BlockMap
+from octavo_client.printable import printable
 
 #: Rows shown of the running, of the waiting and of the shared at most; the rest is counted.
 MAX_ROWS = 24
@@ -218,8 +219,3 @@ def _percent(part: int, whole: int) -> str:
 
 def _seconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:.1f} s"
-
-
-def printable(text: str) -> str:
-    """Return text that came from elsewhere without what a terminal would take as a command."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)

@@ -131,6 +131,7 @@ def test_poisson_arrivals_for_a_time(server, run):
         (("--token-ids", "9", "3"), "--token-ids is 9 3 but must rise"),
         (("--shared-prefix", "1.5"), "1.5 is not in the range"),
         (("--requests", "0"), "0 is not in the range"),
+        (("--metrics-url", "localhost:8002"), "'localhost:8002' must look like http://"),
         (("--json", "/no/such/folder/run.json"), "No such file or directory"),
         (("--plot", "/no/such/folder/run.png"), "No such file or directory"),
         (("--header", "grpc-x=1"), "header 'grpc-x' must be of letters"),

@@ -5,10 +5,10 @@ from rich.console import Console
 
 from octavo_client.bench.plot import cumulative, in_flight, tokens_over_time
 from octavo_client.bench.report import Distribution, make_report, token_gaps_s
-from octavo_client.bench.server_metrics import count, counted_between
+from octavo_client.bench.server_metrics import counted_between
 from octavo_client.bench.table import ReportView
 from octavo_client.bench.trace import Arrival, Run, Trace
-from octavo_client.top_sample import parse
+from octavo_client.metrics_page import parse
 
 #: Due at 1, sent a little late, three tokens at 1.5, 2 and 3; then two together at 4.
 WHOLE = Trace(
@@ -150,34 +150,44 @@ def test_requests_are_in_flight_from_their_sending_to_their_end():
     assert counts == [1, 2, 3, 2, 1, 0]
 
 
-METRICS = """\
-# TYPE octavo_prefix_cache_hits_total counter
-octavo_prefix_cache_hits_total{model="octavo",version="1"} 48
-octavo_prefix_cache_hits_total{model="other",version="1"} 7
-# TYPE octavo_preemptions_total counter
-octavo_preemptions_total{kind="swap",model="octavo",version="1"} 2
-octavo_preemptions_total{kind="recompute",model="octavo",version="1"} 3
-# TYPE octavo_engine_steps_total counter
-octavo_engine_steps_total{model="octavo",version="1"} 9
-"""
+def server_counted(before, after):
+    """Return what a page of metrics tells that was read after another, of a run of `octavo`."""
+    return counted_between(parse(before, 0.0), parse(after, 10.0), "octavo")
 
 
-def test_counters_of_a_server_are_those_of_the_model_over_all_labels():
-    assert count(parse(METRICS, 0.0), "octavo") == {
-        "prefix_cache_hits_total": 48,
-        "preemptions_total": 5,
+HITS = "# TYPE octavo_prefix_cache_hits_total counter\n"
+PREEMPTIONS = "# TYPE octavo_preemptions_total counter\n"
+
+
+def counter(name, value, model="octavo", version="1", labels=""):
+    return f'octavo_{name}{{{labels}model="{model}",version="{version}"}} {value}\n'
+
+
+def test_what_the_server_counted_is_the_growth_of_the_model_over_all_labels_and_versions():
+    def page(hits, of_other, hits_2, swaps, recomputes):
+        return (
+            HITS
+            + counter("prefix_cache_hits_total", hits)
+            + counter("prefix_cache_hits_total", hits_2, version="2")
+            + counter("prefix_cache_hits_total", of_other, model="other")
+            + PREEMPTIONS
+            + counter("preemptions_total", swaps, labels='kind="swap",')
+            + counter("preemptions_total", recomputes, labels='kind="recompute",')
+            + "# TYPE octavo_engine_steps_total counter\n"
+            + counter("engine_steps_total", hits)
+        )
+
+    assert server_counted(page(40, 7, 0, 2, 3), page(48, 90, 1, 4, 4)) == {
+        "prefix_cache_hits_total": 9,
+        "preemptions_total": 3,
     }
 
 
-def test_what_was_counted_meanwhile_is_the_difference():
-    before = {"prefix_cache_hits_total": 40, "preemptions_total": 5}
-    after = {"prefix_cache_hits_total": 48, "preemptions_total": 2, "admission_rejections_total": 1}
-    assert counted_between(before, after) == {
-        "prefix_cache_hits_total": 8,
-        "preemptions_total": 2,
-        "admission_rejections_total": 1,
-    }
+def test_a_counter_that_began_anew_has_gone_as_far_as_it_says():
+    before = HITS + counter("prefix_cache_hits_total", 40)
+    after = HITS + counter("prefix_cache_hits_total", 8)
+    assert server_counted(before, after) == {"prefix_cache_hits_total": 8}
 
 
-def test_counters_that_could_not_be_read_before_tell_nothing():
-    assert counted_between({}, {"preemptions_total": 2}) == {}
+def test_a_model_that_was_not_there_before_has_nothing_to_compare_with():
+    assert server_counted("", HITS + counter("prefix_cache_hits_total", 8)) == {}

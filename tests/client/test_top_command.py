@@ -16,10 +16,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from click.testing import CliRunner
 
-from octavo_client.top_command import top
+from octavo_client.top.command import top
 
 PATIENCE_S = 20.0
-TOP = "from octavo_client.top_command import top; top()"
+TOP = "from octavo_client.top.command import top; top()"
 
 
 class MetricsServer:

@@ -5,10 +5,10 @@ import math
 import pytest
 from rich.console import Console
 
-from octavo_client.top_figures import duration
-from octavo_client.top_history import History
-from octavo_client.top_sample import Histogram, ModelSample, Sample
-from octavo_client.top_view import TopView, share_out
+from octavo_client.metrics_page import Histogram, ModelSample, Sample
+from octavo_client.top.figures import duration
+from octavo_client.top.history import History
+from octavo_client.top.view import TopView, apportion
 
 KEY = ("octavo", "1")
 TITLE = "octavo top  http://127.0.0.1:8002/metrics  14:03:22"
@@ -220,7 +220,7 @@ def test_a_terminal_without_unicode_gets_ascii(trend):
     ],
 )
 def test_no_block_in_use_is_overlooked(amounts, cells):
-    assert share_out(64, amounts) == cells
+    assert apportion(64, amounts) == cells
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from octavo_client.bench.driver import Driver
 from octavo_client.bench.options import Settings, bench_options, settings_from
 from octavo_client.bench.plot import draw_run, require_matplotlib
 from octavo_client.bench.report import Report, make_report
-from octavo_client.bench.server_metrics import Counts, count, counted_between
+from octavo_client.bench.server_metrics import counted_between
 from octavo_client.bench.table import ReportView
 from octavo_client.bench.trace import Run
 from octavo_client.bench.workload import draw_jobs
@@ -30,7 +30,8 @@ from octavo_client.cli_options import (
     in_terms_of_options,
 )
 from octavo_client.errors import InvalidRequest, OctavoClientError, Unavailable
-from octavo_client.top_command import fetch
+from octavo_client.metrics_endpoint import fetch
+from octavo_client.metrics_page import Sample
 
 _FAILED = 1
 #: Servers write their metrics ten times a second.
@@ -75,7 +76,7 @@ def bench(
         raise click.exceptions.Exit(_FAILED if report.failures else INTERRUPTED)
 
 
-async def _drive(connection: Connection, settings: Settings) -> tuple[Run, Counts]:
+async def _drive(connection: Connection, settings: Settings) -> tuple[Run, dict[str, int]]:
     """Drive the server as the settings say; return the run and what the server counted in it."""
     params = {"temperature": settings.temperature, "ignore_eos": settings.ignore_eos}
     jobs = draw_jobs(settings.workload)
@@ -86,23 +87,24 @@ async def _drive(connection: Connection, settings: Settings) -> tuple[Run, Count
         warmed = await Driver(client, params).run(iter(warm_up), settings.warm_up_plan())
         if warmed.was_interrupted:
             raise asyncio.CancelledError
-        before = await _count(connection, settings)
+        before = await _look(settings.metrics_url)
         with _Progress() as progress:
             driver = Driver(client, params, on_end=progress.add)
             run = await driver.run(islice(jobs, settings.num_requests), settings.plan())
-        return run, counted_between(before, await _count(connection, settings))
+        after = await _look(settings.metrics_url) if before else None
+        return run, counted_between(before, after, connection.model) if before and after else {}
 
 
-async def _count(connection: Connection, settings: Settings) -> Counts:
-    """Read the server's counters, if it was said where; that it has none ends nothing."""
-    if settings.metrics_url is None:
-        return {}
+async def _look(metrics_url: str | None) -> Sample | None:
+    """Read the server's metrics, if it was said where; that it has none ends nothing."""
+    if metrics_url is None:
+        return None
     await asyncio.sleep(_METRICS_PAUSE_S)
     try:
-        return count(fetch(settings.metrics_url), connection.model)
+        return fetch(metrics_url)
     except Unavailable as error:
         click.echo(f"Warning: {error}", err=True)
-        return {}
+        return None
 
 
 class _Progress:

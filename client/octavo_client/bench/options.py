@@ -14,7 +14,7 @@ import click
 from octavo_client.bench.driver import Plan
 from octavo_client.bench.lengths import FORMS, Lengths
 from octavo_client.bench.workload import Workload, draw_arrivals
-from octavo_client.cli_options import seconds
+from octavo_client.cli_options import METRICS_URL, seconds
 
 DEFAULT_CONCURRENCY = 8
 DEFAULT_REQUESTS = 100
@@ -153,7 +153,9 @@ _WORK = (
 )
 _OUTPUT = (
     click.option("--label", default="", help="Name of the run in what is written."),
-    click.option("--metrics-url", help="Read what the server counts meanwhile, too."),
+    click.option(
+        "--metrics-url", type=METRICS_URL, help="Read what the server counts meanwhile, too."
+    ),
     # Opened at once: a folder that is not there is told before the run, not after it.
     click.option(
         "--json",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from octavo_client.top_sample import Sample
+from octavo_client.metrics_change import change_between
+from octavo_client.metrics_page import Sample
 
 #: In the order in which they are told.
 COUNTERS = (
@@ -14,27 +13,16 @@ COUNTERS = (
     "admission_rejections_total",
 )
 
-Counts = Mapping[str, int]
 
-
-def count(sample: Sample, model: str) -> dict[str, int]:
-    """Return those of `COUNTERS` that a model has, over all its versions and labels."""
-    totals: dict[str, float] = {}
-    for (name, _), figures in sample.models.items():
-        if name == model:
-            for (counter, _), value in figures.counters.items():
-                totals[counter] = totals.get(counter, 0.0) + value
-    return {name: round(totals[name]) for name in COUNTERS if name in totals}
-
-
-def counted_between(before: Counts, after: Counts) -> dict[str, int]:
-    """Return how far each counter went; one that began anew has gone as far as it says.
-
-    A server that told nothing before has nothing to compare with.
-    """
-    if not before:
-        return {}
+def counted_between(before: Sample, after: Sample, model: str) -> dict[str, int]:
+    """Return how far each of `COUNTERS` went that a model has, over all versions and labels."""
+    changes = [
+        change_between(before.models[key], after.models[key], after.time_s - before.time_s)
+        for key in before.models.keys() & after.models.keys()
+        if key[0] == model
+    ]
     return {
-        name: value - before.get(name, 0) if value >= before.get(name, 0) else value
-        for name, value in after.items()
+        name: round(sum(value for change in changes for value in change.of(name).values()))
+        for name in COUNTERS
+        if any(change.of(name) for change in changes)
     }

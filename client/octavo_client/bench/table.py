@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from octavo_client.bench.report import Distribution, Report
-from octavo_client.engine_view import printable
+from octavo_client.printable import printable
 
 _GAP = 2
 #: A loop that wakes later than this now and then blurs what it measures.

@@ -1,4 +1,4 @@
-"""What `octavo top` makes of the text of a metrics endpoint: figures, growth, rates, quantiles."""
+"""What is made of the text of a metrics endpoint: figures, growth, rates, quantiles, curves."""
 
 import math
 from itertools import pairwise
@@ -6,9 +6,9 @@ from statistics import fmean
 
 import pytest
 
-from octavo_client.top_history import Curve, History
-from octavo_client.top_rates import change_between, increase, quantile, total
-from octavo_client.top_sample import Histogram, ModelSample, Sample, parse
+from octavo_client.metrics_change import change_between, increase, quantile, total
+from octavo_client.metrics_page import Histogram, ModelSample, Sample, parse
+from octavo_client.top.history import Curve, History
 
 KEY = ("octavo", "1")
 LABELS = 'model="octavo",version="1"'

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from octavo_client.top_history import Trend
-from octavo_client.top_rates import Change, last_bound, quantile, values_of
-from octavo_client.top_sample import Histogram, Series
+from octavo_client.metrics_change import Change, last_bound, quantile, values_of
+from octavo_client.metrics_page import Histogram, Series
+from octavo_client.top.history import Trend
 
 Row = tuple[str, list[str]]
 """A label, and the parts that stand behind it."""

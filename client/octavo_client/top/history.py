@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from octavo_client.top_rates import Change, change_between, total
-from octavo_client.top_sample import Key, ModelSample, Sample
+from octavo_client.metrics_change import Change, change_between, total
+from octavo_client.metrics_page import Key, ModelSample, Sample
 
 #: How far back the curves go.
 SPAN_S = 180.0

@@ -13,8 +13,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from octavo_client.block_map import LOOKS
-from octavo_client.engine_view import printable
-from octavo_client.top_figures import (
+from octavo_client.printable import printable
+from octavo_client.top.figures import (
     Row,
     count_rows,
     engine_state,
@@ -22,7 +22,7 @@ from octavo_client.top_figures import (
     now_rows,
     number,
 )
-from octavo_client.top_history import Trend
+from octavo_client.top.history import Trend
 
 #: From this width on the figures of a model stand in two columns.
 WIDE = 120
@@ -168,7 +168,7 @@ def _pool(
     )
     states = {"u": used, "c": cached, ".": max(count - used - cached, 0)}
     row_width = max(width - _LABEL_WIDTH - 2, 1)
-    cells = share_out(min(row_width * map_rows, count), states)
+    cells = apportion(min(row_width * map_rows, count), states)
     text = Text()
     for state, num_cells in cells.items():
         look = LOOKS[state]
@@ -181,7 +181,7 @@ def _pool(
     return [*rows, *_flow("", [*words, f"of {number(count)}"], width)]
 
 
-def share_out(num_cells: int, amounts: dict[str, int]) -> dict[str, int]:
+def apportion(num_cells: int, amounts: dict[str, int]) -> dict[str, int]:
     """Divide cells in proportion to amounts; whatever there is of gets one at least."""
     whole = sum(amounts.values())
     cells = {key: max(num_cells * of // whole, of > 0) for key, of in amounts.items()}

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import http.client
 import time
-import urllib.error
-import urllib.request
-from urllib.parse import urlsplit
 
 import click
 
-from octavo_client.cli_options import INTERRUPTED, seconds
-from octavo_client.engine_view import printable
+from octavo_client.cli_options import INTERRUPTED, METRICS_URL, seconds
 from octavo_client.errors import Unavailable
-from octavo_client.top_history import History
-from octavo_client.top_sample import Sample, parse
-from octavo_client.top_screen import Screen, opened
-from octavo_client.top_view import TopView
-
-#: Seconds that a server gets for its metrics.
-TIMEOUT_S = 5.0
-
-
-def _checked(_: click.Context, __: click.Parameter, url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # of a port that is no number, or of brackets
-        is_address = False
-    if not is_address:
-        raise click.BadParameter(f"{url!r} must look like http://127.0.0.1:8002/metrics")
-    return url
+from octavo_client.metrics_endpoint import fetch
+from octavo_client.printable import printable
+from octavo_client.top.history import History
+from octavo_client.top.screen import Screen, opened
+from octavo_client.top.view import TopView
 
 
 @click.command()
 @click.option(
     "--metrics-url",
     default="http://127.0.0.1:8002/metrics",
-    callback=_checked,
+    type=METRICS_URL,
     show_default=True,
     show_envvar=True,
     help="Where the server has its metrics.",
@@ -120,24 +102,3 @@ class _Watch:
         trends = [self._history.trend(key) for key in keys if self._model in (None, key[0])]
         clock = time.strftime("%H:%M:%S")
         return TopView(f"octavo top  {self._url}  {clock}", trends, trouble, is_live=is_live)
-
-
-def fetch(url: str) -> Sample:
-    """Ask a server for its metrics.
-
-    Raises:
-        Unavailable: it cannot be reached, refuses, or answers with something else.
-    """
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-            return parse(answer.read().decode(), time.monotonic())
-    except urllib.error.HTTPError as error:
-        with error:
-            reason = f"status {error.code}"
-    except urllib.error.URLError as error:
-        reason = str(getattr(error.reason, "strerror", None) or error.reason).lower()
-    except (OSError, http.client.HTTPException) as error:
-        reason = str(error).lower() or type(error).__name__
-    except ValueError:
-        reason = "the answer is not in Prometheus' format"
-    raise Unavailable(f"no metrics from {url}: {reason}")

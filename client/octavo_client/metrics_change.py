@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from octavo_client.top_sample import Histogram, ModelSample, Series
+from octavo_client.metrics_page import Histogram, ModelSample, Series
 
 
 @dataclass(frozen=True, slots=True)
