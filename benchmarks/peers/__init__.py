@@ -1,0 +1,1 @@
+"""Octavo beside the other engines that serve on a CPU; run `python -m benchmarks.peers`."""

@@ -1,0 +1,94 @@
+"""Octavo as a side: its own Triton server, asked through gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from benchmarks.peers.loads import Load
+from benchmarks.peers.side import Reply, Resources, Unavailable, play_with_threads
+from benchmarks.workload import Job
+
+import octavo
+from octavo.errors import OctavoError
+from octavo.local.demo_model import demo_checkpoint
+from octavo.local.server_options import ServerOptions
+from octavo.local.triton_server import TritonServer
+from octavo_client import Client, OctavoClientError
+
+START_TIMEOUT_S = 300.0
+
+
+class OctavoSide:
+    """One Triton server with the engine in a process of its own."""
+
+    name = "octavo"
+    title = "Octavo"
+    transport = "gRPC"
+
+    def __init__(self, resources: Resources) -> None:
+        self._environment = {
+            "OCTAVO_CPU_THREADS": str(resources.threads),
+            "OCTAVO_KV_CACHE_MEMORY_BYTES": str(resources.kv_bytes),
+        }
+        self._server: TritonServer | None = None
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """Return the options that are not defaults."""
+        return self._environment
+
+    def install(self) -> Mapping[str, str]:
+        """Return the version; it runs in this process's own environment."""
+        return {"octavo": octavo.__version__}
+
+    def start(self) -> None:
+        """Start the server."""
+        options = ServerOptions(
+            model=str(demo_checkpoint()),
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            environment=self._environment,
+        )
+        self._server = TritonServer(options)
+        try:
+            self._server.start()
+            self._server.wait_ready(START_TIMEOUT_S)
+        except OctavoError as error:
+            raise Unavailable(str(error)) from error
+
+    @property
+    def process_id(self) -> int:
+        """Return the server's process."""
+        assert self._server is not None
+        return self._server.pid
+
+    def play(self, load: Load) -> list[Reply]:
+        """Send each request as a stream of one gRPC connection."""
+        assert self._server is not None
+
+        def ask(job: Job) -> Iterator[int]:
+            deltas = client.stream(
+                input_ids=job.prompt_token_ids,
+                max_tokens=job.num_output_tokens,
+                temperature=0,
+                ignore_eos=True,
+            )
+            return (delta.num_output_tokens for delta in deltas)
+
+        with Client(self._server.grpc_url) as client:
+            try:
+                return play_with_threads(load, ask)
+            except OctavoClientError as error:
+                raise Unavailable(str(error)) from error
+
+    def pause(self) -> None:
+        """Do nothing: an idle server sleeps."""
+
+    def resume(self) -> None:
+        """Do nothing."""
+
+    def stop(self) -> None:
+        """Stop the server."""
+        if self._server is not None:
+            self._server.stop()
