@@ -16,7 +16,6 @@ import sys
 import threading
 import traceback
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, TextIO
 
 from octavo.errors import OctavoError, RequestError
@@ -36,8 +35,6 @@ _HARMLESS = (
 _SERVER_MODULE = "c_python_backend_utils"
 
 logger = logging.getLogger(__name__)
-
-_ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 def set_up_logging(log_format: str, process: str, stream: TextIO | None = None) -> None:
