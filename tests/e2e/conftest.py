@@ -20,7 +20,6 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from octavo.local.bundle import write_repository
 from octavo.local.demo_model import demo_checkpoint
 from octavo.local.guardian import MARKER, SHARED_MEMORY, processes_of
 from octavo.local.server_options import ServerOptions
@@ -291,22 +290,5 @@ def narrow_server(tiny_checkpoint: Path) -> Iterator[TritonServer]:
 def cramped_server(tiny_checkpoint: Path) -> Iterator[TritonServer]:
     """Return a server of the tiny model with 40 KV blocks."""
     server = _started_tiny(tiny_checkpoint, environment={"OCTAVO_NUM_KV_BLOCKS": "40"})
-    yield server
-    server.kill()
-
-
-@pytest.fixture(scope="module")
-def explicit_server(
-    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TritonServer]:
-    """Return a server that loads on demand: `octavo`, which is loaded, and `other`, its like."""
-    repository = tmp_path_factory.mktemp("models")
-    write_repository(repository, str(tiny_checkpoint), None)
-    shutil.copytree(repository / "octavo", repository / "other")
-    server = _started(
-        repository=repository,
-        flags=("--model-control-mode=explicit", "--load-model=octavo"),
-        environment={"OCTAVO_CPU_THREADS": "1", "OCTAVO_NUM_KV_BLOCKS": "4096"},
-    )
     yield server
     server.kill()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from octavo.local.bundle import write_repository
 from octavo.local.guardian import MARKER, SHARED_MEMORY
+from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
 from octavo_client import Client, InvalidRequest, OctavoClientError, Unavailable
 
@@ -24,6 +28,28 @@ SHORT = {"max_tokens": 16, "seed": 1, "ignore_eos": True}
 MEDIUM = {"max_tokens": 600, "seed": 1, "ignore_eos": True}
 LONG = {"max_tokens": 30_000, "ignore_eos": True}
 MODELS = "repository/models"
+LOADED = (200, "")
+
+
+@pytest.fixture(scope="module")
+def explicit_server(
+    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TritonServer]:
+    """Return a server that loads on demand: `octavo`, which is loaded, and `other`, its like."""
+    repository = tmp_path_factory.mktemp("models")
+    write_repository(repository, str(tiny_checkpoint), None)
+    shutil.copytree(repository / "octavo", repository / "other")
+    options = ServerOptions(
+        repository=repository,
+        http_port=0,
+        grpc_port=0,
+        metrics_port=0,
+        environment={"OCTAVO_CPU_THREADS": "1", "OCTAVO_NUM_KV_BLOCKS": "4096"},
+        flags=("--model-control-mode=explicit", "--load-model=octavo"),
+    )
+    with TritonServer(options) as server:
+        server.wait_ready(120.0)
+        yield server
 
 
 @pytest.fixture
@@ -46,12 +72,12 @@ def set_options(explicit_server: TritonServer) -> Callable[..., None]:
 
 
 def belongings(server: TritonServer) -> dict[str, int]:
-    """Count what a server holds: child processes, open files and shared memory."""
+    """Count what a server holds: child processes, files other than connections, shared memory."""
     process = psutil.Process(server.pid)
     name = process.environ()[MARKER]
     return {
         "processes": len(process.children(recursive=True)),
-        "files": process.num_fds(),
+        "files": process.num_fds() - len(process.net_connections()),
         "shared memory": len(list(SHARED_MEMORY.glob(f"{name}*"))),
     }
 
@@ -74,7 +100,7 @@ def test_a_load_with_changed_options_takes_over_and_running_streams_finish_on_th
     with ThreadPoolExecutor(1) as reader:
         count = reader.submit(num_tokens, begun(client, MEDIUM))
         set_options(max_num_seqs=2)
-        assert post(explicit_server, f"{MODELS}/octavo/load", {})[0] == 200
+        assert post(explicit_server, f"{MODELS}/octavo/load", {}) == LOADED
         with pytest.raises(InvalidRequest, match="max_num_seqs is 2"):
             client.generate("a", n=3, **SHORT)
         assert client.generate("a", **SHORT) == right
@@ -90,7 +116,7 @@ def test_a_load_may_override_the_options_by_parameters_of_a_config(
         "parameters": {"max_num_seqs": {"string_value": "3"}},
     }
     body = {"parameters": {"config": json.dumps(config)}}
-    assert post(explicit_server, f"{MODELS}/octavo/load", body)[0] == 200
+    assert post(explicit_server, f"{MODELS}/octavo/load", body) == LOADED
     with pytest.raises(InvalidRequest, match="max_num_seqs is 3"):
         client.generate("a", n=4, **SHORT)
 
@@ -110,12 +136,12 @@ def test_a_load_while_a_drain_runs_serves_new_requests_and_ends_the_old_ones_in_
     explicit_server: TritonServer, client: Client, set_options: SetOptions, post: Post
 ) -> None:
     set_options(drain_timeout_s=1)
-    assert post(explicit_server, f"{MODELS}/octavo/load", {})[0] == 200
+    assert post(explicit_server, f"{MODELS}/octavo/load", {}) == LOADED
     stream = begun(client, LONG)
-    assert post(explicit_server, f"{MODELS}/octavo/unload", {})[0] == 200
+    assert post(explicit_server, f"{MODELS}/octavo/unload", {}) == LOADED
     with pytest.raises(Unavailable):
         client.generate("a", **SHORT)
-    assert post(explicit_server, f"{MODELS}/octavo/load", {})[0] == 200
+    assert post(explicit_server, f"{MODELS}/octavo/load", {}) == LOADED
     client.generate("a", **SHORT)
     with pytest.raises(Unavailable, match="the server stops before the request is finished"):
         list(stream)
@@ -127,11 +153,11 @@ def test_two_models_live_apart_and_unloads_leave_nothing(
     right = client.generate("a", **SHORT)
     left: dict[str, int] = {}
     for _ in range(2):
-        assert post(explicit_server, f"{MODELS}/other/load", {})[0] == 200
+        assert post(explicit_server, f"{MODELS}/other/load", {}) == LOADED
         with Client(explicit_server.grpc_url, "other", timeout_s=60) as other:
             assert other.generate("a", **SHORT) == right
             stream = begun(client, MEDIUM)
-            assert post(explicit_server, f"{MODELS}/other/unload", {})[0] == 200
+            assert post(explicit_server, f"{MODELS}/other/unload", {}) == LOADED
             assert num_tokens(stream) > 500
             with pytest.raises(OctavoClientError):
                 other.generate("a", **SHORT)
@@ -151,12 +177,13 @@ def test_an_unload_with_a_frozen_engine_is_bounded(
     become: Become,
 ) -> None:
     set_options(drain_timeout_s=1)
-    assert post(explicit_server, f"{MODELS}/octavo/load", {})[0] == 200
+    assert post(explicit_server, f"{MODELS}/octavo/load", {}) == LOADED
+    assert become(lambda: belongings(explicit_server)["processes"] == 2, 60.0)
     engine = find_process(explicit_server, "octavo.engine_process")
     stream = begun(client, LONG)
     engine.suspend()
-    assert post(explicit_server, f"{MODELS}/octavo/unload", {})[0] == 200
+    assert post(explicit_server, f"{MODELS}/octavo/unload", {}) == LOADED
     stream.close()
     assert become(lambda: not engine.is_running())
-    assert post(explicit_server, f"{MODELS}/octavo/load", {})[0] == 200
+    assert post(explicit_server, f"{MODELS}/octavo/load", {}) == LOADED
     client.generate("a", **SHORT)

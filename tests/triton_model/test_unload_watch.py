@@ -37,7 +37,8 @@ def test_a_question_that_fails_is_no_unload() -> None:
 def test_live_requests_of_an_unloaded_model_get_the_drain_timeout(
     make_service: Callable[..., Service], ask: Callable[..., Any]
 ) -> None:
-    service = make_service(drain_timeout_s=0.1, unloads=UnloadWatch(lambda: False))
+    service = make_service(drain_timeout_s=0.1)
+    service.watch_unloads(UnloadWatch(lambda: False))
     sender = ask(service, "ab", stream=True, max_tokens=10**6).wait_final()
     error = sender.responses[-1].error
     assert (error.code, error.reason) == (

@@ -58,14 +58,7 @@ def serve(
         if record.is_shown_at(level) and not is_told:
             console.print(str(record))
 
-    # Safe in signal handlers, unlike an Event.
-    events: Signals = queue.SimpleQueue()
-
-    def on_signal(number: int, _: FrameType | None) -> None:
-        events.put(number)
-
-    for number in STOP_SIGNALS:
-        signal.signal(number, on_signal)
+    events = _catch_signals()
     started = time.monotonic()
     server = TritonServer(options, on_log=show)
     server.start()
@@ -79,6 +72,19 @@ def serve(
         _stop(server, console)
     finally:
         server.kill()
+
+
+def _catch_signals() -> Signals:
+    """Return the queue that signals which ask to stop go to from now on."""
+    # Safe in signal handlers, unlike an Event.
+    events: Signals = queue.SimpleQueue()
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        events.put(number)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, on_signal)
+    return events
 
 
 def _wait_ready(server: TritonServer, console: Console, events: Signals) -> bool:

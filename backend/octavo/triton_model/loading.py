@@ -43,5 +43,6 @@ def make_service(
     metrics = EngineMetrics(pb_utils, model, version)
     logs = (log_request,) if config.log_requests else ()
     told = (metrics.report, *logs, *reporters)
-    unloads = UnloadWatch(lambda: bool(pb_utils.is_model_ready(model, version)))
-    return Service(client, tokenizer, pb_utils, metrics, told, config, unloads)
+    service = Service(client, tokenizer, pb_utils, metrics, told, config)
+    service.watch_unloads(UnloadWatch(lambda: pb_utils.is_model_ready(model, version)))
+    return service

@@ -43,7 +43,6 @@ class Service:
         metrics: EngineMetrics,
         reporters: tuple[Reporter, ...],
         config: EngineConfig,
-        unloads: UnloadWatch | None = None,
     ) -> None:
         self._client = client
         self._tokenizer = tokenizer
@@ -57,8 +56,6 @@ class Service:
         self._prompts = PromptThreads()
         self._metrics = metrics
         metrics.start()
-        if unloads is not None:
-            self._writer.watch_unloads(unloads)
         self._writer.start()
 
     @property
@@ -66,6 +63,10 @@ class Service:
         """Whether a request that came now would be served rather than refused or left waiting."""
         is_running = self._client.state is EngineState.READY and not self._client.is_frozen
         return is_running and not self._writer.is_draining
+
+    def watch_unloads(self, unloads: UnloadWatch) -> None:
+        """Finish live requests in time, too, when Triton unloads the model."""
+        self._writer.watch_unloads(unloads)
 
     def accept(self, request: InferenceRequest) -> None:
         """Copy a request and answer it later; a wrong one is answered at once. Never raises."""
