@@ -15,7 +15,7 @@ from octavo.config import EngineConfig
 from octavo.engine import Engine
 from octavo.errors import InvalidRequest, QueueFull, RequestError
 from octavo.local.demo_model import resolve_model
-from octavo.model.loader import checkpoint_directory
+from octavo.model.location import checkpoint_directory
 from octavo.request import FinishReason, Request, SequenceTiming, TokenLogprobs, TokenOutput
 from octavo.sampling_params import SamplingParams
 from octavo.scheduling_params import SchedulingParams

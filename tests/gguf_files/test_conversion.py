@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo.errors import ConfigError
 from octavo.model.gguf_checkpoint import convert_gguf
+from octavo.model.gguf_weights import round_to_bfloat16
 
 MakeModel = Callable[..., Any]
 MakeGguf = Callable[..., Path]
@@ -57,6 +59,15 @@ def test_values_are_rounded_to_the_nearest_bfloat16_and_ties_to_even(
     assert rounded.dtype == torch.bfloat16
     assert rounded[:3].tolist() == [1.0, 1 + 2**-6, 1 + 2**-7]
     assert torch.signbit(rounded[3])
+
+
+def test_numbers_of_any_size_are_rounded_as_torch_rounds_them() -> None:
+    patterns = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32)
+    extremes = np.array([np.inf, -np.inf, 3.4028235e38, -3.4028235e38, 1e-45, np.nan], np.float32)
+    values = np.concatenate([patterns.view(np.float32), extremes])
+    rounded = torch.from_numpy(round_to_bfloat16(values).view(np.int16)).view(torch.bfloat16)
+    expected = torch.from_numpy(values).to(torch.bfloat16)
+    torch.testing.assert_close(rounded, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(

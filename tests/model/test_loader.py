@@ -7,7 +7,8 @@ from safetensors.torch import load_file, save_file
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.model.loader import checkpoint_directory, load_model, read_spec
+from octavo.model.loader import load_model, read_spec
+from octavo.model.location import checkpoint_directory
 
 
 def edit_tensors(directory, edit):

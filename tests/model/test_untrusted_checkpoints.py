@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from octavo.errors import ConfigError
-from octavo.model.loader import checkpoint_directory, read_spec
+from octavo.model.loader import read_spec
+from octavo.model.location import checkpoint_directory
 from octavo.text.tokenizer import Tokenizer
 
 EDGES = (0, 1, 7, 8, 2**16, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)

@@ -16,12 +16,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from octavo.errors import ConfigError, shown
+from octavo.model.location import PICKLES
 from octavo.model.pickled_weights import PickledFile
 
 _SINGLE = "model.safetensors"
 _PICKLED_SINGLE = "pytorch_model.bin"
 _INDEX_ENDING = ".index.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 _NAMES_SHOWN = 4
 

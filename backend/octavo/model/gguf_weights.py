@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from gguf import quants
 from gguf.gguf_reader import ReaderTensor
 
@@ -96,8 +95,21 @@ def _bfloat16_bits(tensor: ReaderTensor, paired_heads: dict[str, int]) -> memory
     match = _LAYER_TENSOR.fullmatch(tensor.name)
     if match is not None and match[2] in paired_heads:
         values = split_rotary_halves(values, paired_heads[match[2]])
-    rounded = torch.from_numpy(np.array(values, dtype=np.float32)).to(torch.bfloat16)
-    return rounded.view(torch.int16).numpy().data
+    return round_to_bfloat16(np.ascontiguousarray(values, dtype=np.float32)).data
+
+
+def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Return the bits of the nearest bfloat16 of each value, ties to even; NaN stays NaN."""
+    bits = values.view(np.uint32)
+    # Half of what is cut off is added, less one where the kept part is even.
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    # What stands for no number may have wrapped.
+    rounded[np.isnan(values)] = 0x7FC0
+    return rounded.astype(np.uint16)
 
 
 def split_rotary_halves(rows: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:

@@ -1,13 +1,11 @@
 """From a model's name to a decoder that is ready to run.
 
-Finds the checkpoint (a directory, a GGUF file, a hub id), reads its spec, and reads each tensor
-once: converted, fused with its neighbours, packed, released. Knows nothing of sequences or memory
-for KV blocks.
+Reads the checkpoint's spec, and each tensor once: converted, fused with its neighbours, packed,
+released. Knows nothing of sequences or memory for KV blocks.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,15 +13,14 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.model.checkpoint import PICKLES, Checkpoint, read_json
+from octavo.model.checkpoint import Checkpoint, read_json
 from octavo.model.decoder import Decoder, DecoderWeights, LayerWeights
 from octavo.model.layers import PackedLinear
+from octavo.model.location import checkpoint_directory
 from octavo.model.rope import rotary_table
 from octavo.model.spec import ModelSpec, read_token_ids
 from octavo_kernels import AttentionBackend, KVCacheShape, make_attention_backend
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 _IGNORED_TENSORS = ("rotary_emb.inv_freq",)
 
 
@@ -77,35 +74,6 @@ def load_model(config: EngineConfig) -> LoadedModel:
     attention = make_attention_backend(shape, device)
     decoder = Decoder(spec, weights, attention)
     return LoadedModel(spec, decoder, attention, dtype, device, directory, max_model_len)
-
-
-def checkpoint_directory(
-    model: str, *, trust_remote_code: bool = False, allow_pickle: bool = False
-) -> Path:
-    """Return the directory of a checkpoint directory, a GGUF file or a hub id.
-
-    A GGUF file is converted, and a hub checkpoint downloaded, into the user's cache: its Python
-    and its pickled files only if they may be used.
-
-    Raises:
-        ConfigError: there is no such model, or it cannot be read or downloaded.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.suffix == ".gguf":
-        # Here, for other checkpoints are served where the package that reads GGUF is missing.
-        from octavo.model.gguf_checkpoint import gguf_checkpoint
-
-        return gguf_checkpoint(path)
-    if path.exists():
-        raise ConfigError(f"model {model!r} is a file but must be a directory or a .gguf file")
-    if not _HUB_ID.fullmatch(model):
-        raise ConfigError(
-            f"model {model!r} does not exist; name a checkpoint directory, a .gguf file or a "
-            "hub id like 'organisation/name'"
-        )
-    return _download(model, trust_remote_code, allow_pickle)
 
 
 def read_spec(directory: Path, *, trust_remote_code: bool = False) -> ModelSpec:
@@ -247,19 +215,3 @@ def _device(option: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= count:
         raise ConfigError(f"option device is {option!r} but this machine has {count} CUDA devices")
     return device
-
-
-def _download(hub_id: str, trust_remote_code: bool, allow_pickle: bool) -> Path:
-    from huggingface_hub import snapshot_download
-
-    patterns = [*_HUB_PATTERNS, *(("*.py",) if trust_remote_code else ())]
-    try:
-        directory = Path(snapshot_download(hub_id, allow_patterns=patterns))
-        if allow_pickle and not any(directory.glob("*.safetensors")):
-            directory = Path(snapshot_download(hub_id, allow_patterns=[*patterns, *PICKLES]))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"model {hub_id!r} is no local path and cannot be downloaded from the hub: {reason}"
-        ) from None
-    return directory

@@ -8,7 +8,7 @@ from __future__ import annotations
 from octavo.config import EngineConfig
 from octavo.engine_client import EngineClient
 from octavo.local.demo_model import resolve_model
-from octavo.model.loader import checkpoint_directory
+from octavo.model.location import checkpoint_directory
 from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import PbUtils

@@ -22,6 +22,7 @@ from octavo.triton_model.codec import complete_config
 from octavo.triton_model.options import read_config
 from octavo.triton_model.shared_memory import keep_own_shared_memory_private
 from octavo.triton_model.stray_variables import stray_variables
+from octavo.triton_model.transformers_alone import import_transformers_alone
 
 if TYPE_CHECKING:
     from octavo.triton_model.service import Service
@@ -58,6 +59,8 @@ class TritonPythonModel:
         try:
             # Imported late: it takes seconds, in which the engine starts already; and Triton
             # imports this file also just to complete the configuration.
+            if config.engine_process:
+                import_transformers_alone()
             from octavo.triton_model.loading import make_service
 
             told = () if self._tracer is None else (self._tracer,)
