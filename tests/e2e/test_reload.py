@@ -47,9 +47,13 @@ def explicit_server(
         environment={"OCTAVO_CPU_THREADS": "1", "OCTAVO_NUM_KV_BLOCKS": "4096"},
         flags=("--model-control-mode=explicit", "--load-model=octavo"),
     )
-    with TritonServer(options) as server:
+    server = TritonServer(options)
+    server.start()
+    try:
         server.wait_ready(120.0)
         yield server
+    finally:
+        server.kill()
 
 
 @pytest.fixture
