@@ -9,7 +9,7 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.host_resources import THIS_MACHINE, HostMemory, Limit
+from octavo.host_resources import THIS_MACHINE, HostMemory, Limit, host_memory
 from octavo_kernels import KVCacheShape
 
 logger = logging.getLogger(__name__)
@@ -36,10 +36,12 @@ def peak_bytes(device: torch.device, run: Callable[[], object]) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how much memory of a GPU nobody has, after giving back what torch keeps unused.
+    """Return how much memory nobody has, after giving back what torch keeps unused on a GPU.
 
-    The GPU is waited for, as work under way holds memory.
+    A GPU is waited for, as work under way holds memory.
     """
+    if device.type == "cpu":
+        return host_memory().free.amount
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
