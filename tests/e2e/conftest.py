@@ -168,12 +168,30 @@ def become() -> Callable[..., bool]:
 
 
 @pytest.fixture(scope="session")
-def find_process() -> Callable[[TritonServer, str], psutil.Process]:
+def find_processes() -> Callable[[TritonServer, str], list[psutil.Process]]:
+    """Return a function that finds the processes of a server whose commands hold a word."""
+
+    def command(process: psutil.Process) -> str:
+        try:
+            return " ".join(process.cmdline())
+        except psutil.NoSuchProcess:  # it has just ended
+            return ""
+
+    def find(server: TritonServer, word: str) -> list[psutil.Process]:
+        children = psutil.Process(server.pid).children(recursive=True)
+        return [child for child in children if word in command(child)]
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def find_process(
+    find_processes: Callable[[TritonServer, str], list[psutil.Process]],
+) -> Callable[[TritonServer, str], psutil.Process]:
     """Return a function that finds the only process of a server whose command holds a word."""
 
     def find(server: TritonServer, word: str) -> psutil.Process:
-        children = psutil.Process(server.pid).children(recursive=True)
-        (found,) = [child for child in children if word in " ".join(child.cmdline())]
+        (found,) = find_processes(server, word)
         return found
 
     return find

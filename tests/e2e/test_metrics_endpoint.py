@@ -20,6 +20,7 @@ Metrics = Callable[[TritonServer], dict[str, float]]
 Become = Callable[..., bool]
 Post = Callable[..., tuple[int, str]]
 StartServer = Callable[..., TritonServer]
+FindProcesses = Callable[[TritonServer, str], list[psutil.Process]]
 
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=octavo")
 
@@ -64,17 +65,17 @@ def test_the_load_that_the_server_puts_into_headers_can_be_read_from_the_block_f
 
 
 def test_counters_go_on_over_unload_and_reload_and_gauges_are_of_who_serves(
-    start_server: StartServer, post: Post, metrics: Metrics, become: Become
+    start_server: StartServer,
+    post: Post,
+    metrics: Metrics,
+    find_processes: FindProcesses,
+    become: Become,
 ) -> None:
     server = start_server(flags=EXPLICIT)
 
     def serve_one() -> None:
         with Client(server.grpc_url, timeout_s=60) as client:
             client.generate("x", max_tokens=4, ignore_eos=True)
-
-    def engines() -> list[int]:
-        children = psutil.Process(server.pid).children(recursive=True)
-        return [child.pid for child in children if "octavo.engine_process" in child.cmdline()]
 
     def shows(engine_up: int, num_requests: int) -> bool:
         figures = metrics(server)
@@ -88,7 +89,7 @@ def test_counters_go_on_over_unload_and_reload_and_gauges_are_of_who_serves(
     assert post(server, "repository/models/octavo/load", changed)[0] == 200
     serve_one()
     # The instance with the old options writes its last figures after the new one has begun.
-    assert become(lambda: len(engines()) == 1)
+    assert become(lambda: len(find_processes(server, "octavo.engine_process")) == 1)
     assert become(lambda: shows(1, 2))
     assert post(server, "repository/models/octavo/unload", {})[0] == 200
     assert become(lambda: shows(0, 2))

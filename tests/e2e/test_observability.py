@@ -125,9 +125,13 @@ def observed_server(
         environment=environment,
         flags=tuple(f"--trace-config={setting}" for setting in trace),
     )
-    with TritonServer(options) as server:
+    server = TritonServer(options)
+    try:
+        server.start()
         server.wait_ready(120.0)
         yield server
+    finally:
+        server.kill()
 
 
 def _sampling(**keys: Any) -> str:
