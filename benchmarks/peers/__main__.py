@@ -9,6 +9,8 @@ the sides (A B C A B C …), and writes `report.md`, `results.json` and plots. S
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from pathlib import Path
 
 import click
@@ -77,6 +79,8 @@ def main(
     out: Path,
 ) -> None:
     """Measure Octavo and its peers."""
+    # As after Ctrl-C, every side is stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     chosen = tuple(workload for workload in WORKLOADS if workload.name in workloads)
     has_arrivals = any(workload.capacity_share is not None for workload in chosen)
     if has_arrivals and capacity is None and CAPACITY_WORKLOAD not in workloads:

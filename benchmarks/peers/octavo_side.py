@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import subprocess
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from benchmarks.peers.loads import Load
 from benchmarks.peers.side import Reply, Resources, Unavailable, play_with_threads
@@ -38,8 +41,18 @@ class OctavoSide:
         return self._environment
 
     def install(self) -> Mapping[str, str]:
-        """Return the version; it runs in this process's own environment."""
-        return {"octavo": octavo.__version__}
+        """Return versions; it runs in this process's own environment."""
+        revision = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        return {
+            "octavo": octavo.__version__,
+            "revision": revision or "unknown",
+            "torch": importlib.metadata.version("torch"),
+            "nvidia-pytriton": importlib.metadata.version("nvidia-pytriton"),
+        }
 
     def start(self) -> None:
         """Start the server."""

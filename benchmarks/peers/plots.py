@@ -7,11 +7,14 @@ from pathlib import Path
 
 from benchmarks.peers.loads import Workload
 from benchmarks.peers.measure import Play
-from benchmarks.peers.report import Results, SideFacts, Spread, spread
+from benchmarks.peers.report import Results, Spread, spread
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import StrMethodFormatter
 
 MIB = 1 / 2**20
+
+Figure = Callable[[Play], float]
 
 
 def write_plots(results: Results, folder: Path) -> None:
@@ -46,29 +49,46 @@ def _paced(results: Results, workloads: list[Workload], path: Path) -> None:
         len(workloads), 2, figsize=(9, 2.4 * len(workloads)), layout="constrained", squeeze=False
     )
     for (left, right), workload in zip(rows, workloads, strict=True):
-        _bars(left, results, workload.name, lambda play: play.first_token_p50_s * 1e3)
-        _bars(right, results, workload.name, lambda play: play.per_token_p50_s * 1e3)
+        _points(left, results, workload.name, lambda play: play.first_token_p50_s * 1e3)
+        _points(right, results, workload.name, lambda play: play.per_token_p50_s * 1e3)
         left.set_title(workload.title, fontsize="small", loc="left")
-        left.set(xlabel="first token, p50, ms", xscale="log")
-        right.set(xlabel="each further token, p50, ms", xscale="log", yticklabels=[])
+        left.set(xlabel="first token, p50, ms")
+        right.set(xlabel="each further token, p50, ms", yticklabels=[])
     figure.savefig(path, dpi=90)
     plt.close(figure)
 
 
-def _bars(
-    axes: Axes, results: Results, workload: str | None, figure: Callable[[Play], float]
-) -> None:
-    """Draw one bar a side, with the least and the most as a line; empty where nothing was seen."""
-    drawn: list[tuple[SideFacts, Spread]] = [
-        (side, seen)
-        for side in reversed(results.sides)
-        if (seen := spread(results, side.name, workload, figure))
-    ]
-    medians = [seen.median for _, seen in drawn]
-    errors = [
-        [seen.median - seen.least for _, seen in drawn],
-        [seen.most - seen.median for _, seen in drawn],
-    ]
-    axes.barh([side.title for side, _ in drawn], medians, xerr=errors, height=0.7)
+def _bars(axes: Axes, results: Results, workload: str | None, figure: Figure) -> None:
+    """Draw one bar a side, with the least and the most as a line."""
+    seen = _seen(results, workload, figure)
+    medians = [each.median for each in seen.values()]
+    axes.barh(list(seen), medians, xerr=_errors(seen), height=0.7)
     axes.grid(axis="x", alpha=0.3)
     axes.tick_params(labelsize="small")
+
+
+def _points(axes: Axes, results: Results, workload: str, figure: Figure) -> None:
+    """Draw one point a side on a logarithmic axis, with the least and the most as a line."""
+    seen = _seen(results, workload, figure)
+    medians = [each.median for each in seen.values()]
+    axes.errorbar(medians, list(seen), xerr=_errors(seen), fmt="o")
+    axes.set(xscale="log", ylim=(-0.5, len(seen) - 0.5))
+    for formats in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        formats(StrMethodFormatter("{x:g}"))
+    axes.grid(alpha=0.3)
+    axes.tick_params(labelsize="small", which="both")
+
+
+def _seen(results: Results, workload: str | None, figure: Figure) -> dict[str, Spread]:
+    """Return the spreads by title, from the bottom up; without sides of which nothing was seen."""
+    spreads = {
+        side.title: spread(results, side.name, workload, figure) for side in reversed(results.sides)
+    }
+    return {title: each for title, each in spreads.items() if each}
+
+
+def _errors(seen: dict[str, Spread]) -> list[list[float]]:
+    return [
+        [each.median - each.least for each in seen.values()],
+        [each.most - each.median for each in seen.values()],
+    ]

@@ -38,7 +38,8 @@ class Process:
         stream = subprocess.PIPE if pipes else subprocess.DEVNULL
         with log.open("w") as output:
             self.popen = subprocess.Popen(
-                command,
+                # Whatever ends this process ends the peer, even one that is paused.
+                ["setpriv", "--pdeathsig", "KILL", *command],
                 stdin=stream,
                 stdout=subprocess.PIPE if pipes else output,
                 stderr=output,

@@ -143,8 +143,12 @@ def _throughput(results: Results) -> str:
 
 def _ratio(spreads: Mapping[str, Spread | None]) -> str:
     own = spreads.get(OWN_NAME)
-    peers = [each.median for name, each in spreads.items() if each and name != OWN_NAME]
-    return f"{own.median / max(peers):.2f}" if own and peers else NONE
+    peers = [each for name, each in spreads.items() if each and name != OWN_NAME]
+    if not own or not peers:
+        return NONE
+    best = max(peers, key=lambda each: each.median)
+    void = "void " if own.is_void or best.is_void else ""
+    return f"{void}{own.median / best.median:.2f}"
 
 
 def _latencies(results: Results) -> str:
