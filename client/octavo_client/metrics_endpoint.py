@@ -10,8 +10,11 @@ import urllib.request
 from octavo_client.errors import Unavailable
 from octavo_client.metrics_page import Sample, parse
 
-#: Seconds that a server gets for its metrics.
+#: Seconds that a server gets for its metrics, however it spreads them.
 TIMEOUT_S = 5.0
+#: A server of a hundred models has 2 MB of metrics.
+MAX_BYTES = 16 << 20
+_PART_BYTES = 1 << 16
 
 
 def fetch(url: str) -> Sample:
@@ -22,7 +25,7 @@ def fetch(url: str) -> Sample:
     """
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
-            return parse(answer.read().decode(), time.monotonic())
+            return parse(_read(answer).decode(), time.monotonic())
     except urllib.error.HTTPError as error:
         with error:
             reason = f"status {error.code}"
@@ -33,3 +36,23 @@ def fetch(url: str) -> Sample:
     except ValueError:
         reason = "the answer is not in Prometheus' format"
     raise Unavailable(f"no metrics from {url}: {reason}")
+
+
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    """Return the body of an answer.
+
+    Raises:
+        OSError: it is too large, or is not there in time.
+        http.client.IncompleteRead: it ends too early.
+    """
+    deadline = time.monotonic() + TIMEOUT_S
+    length, body = answer.length, bytearray()
+    while part := answer.read1(_PART_BYTES):
+        body += part
+        if len(body) > MAX_BYTES:
+            raise OSError(f"the answer has more than {MAX_BYTES:,} bytes")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the answer took more than {TIMEOUT_S:g} s")
+    if length is not None and len(body) < length:
+        raise http.client.IncompleteRead(bytes(body), length - len(body))
+    return bytes(body)

@@ -15,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample as Line
 
 PREFIX = "octavo_"
+#: From here on a float skips whole numbers; no figure of a server comes near.
+MAX_VALUE = 2.0**53
 
 Key = tuple[str, str]
 """A model's name and version."""
@@ -55,7 +57,7 @@ def parse(text: str, time_s: float) -> Sample:
     """Read the text of a metrics endpoint; what is not Octavo's is passed over.
 
     Raises:
-        ValueError: it is not in Prometheus' text format.
+        ValueError: it is not in Prometheus' text format, or what it says cannot be.
     """
     gauges: dict[Key, dict[str, float]] = defaultdict(dict)
     counters: dict[Key, dict[Series, float]] = defaultdict(dict)
@@ -64,12 +66,14 @@ def parse(text: str, time_s: float) -> Sample:
         for line in family.samples:
             if not line.name.startswith(PREFIX):
                 continue
+            if not 0.0 <= line.value <= MAX_VALUE:
+                raise ValueError(f"{line.name} has the value {line.value:g}")
             key = line.labels.get("model", ""), line.labels.get("version", "")
             name = line.name.removeprefix(PREFIX)
             if family.type == "counter":
                 counters[key][name, _own_label(line)] = line.value
             elif family.type == "histogram" and name.endswith("_bucket"):
-                bound = float(line.labels["le"])
+                bound = float(line.labels.get("le", ""))
                 buckets[key][name.removesuffix("_bucket")][bound] = line.value
             elif family.type == "gauge":
                 gauges[key][name] = line.value

@@ -19,6 +19,8 @@ from click.testing import CliRunner
 from octavo_client.top.command import top
 
 PATIENCE_S = 20.0
+NO_METRICS = "no metrics from {}:"
+NOT_THE_FORMAT = f"{NO_METRICS} the answer is not in Prometheus' format"
 TOP = "from octavo_client.top.command import top; top()"
 
 
@@ -161,9 +163,15 @@ def test_a_server_that_is_not_there_is_one_line_and_exit_code_1(free_url):
     ("page", "reason"),
     [
         ((404, "not found"), "no metrics from {}: status 404"),
-        ((200, "<html>\n</html>"), "no metrics from {}: the answer is not in Prometheus' format"),
+        ((200, "<html>\n</html>"), NOT_THE_FORMAT),
         ((200, "up 1\n"), "{} has no metrics of Octavo; is the model loaded?"),
+        ((200, "octavo_engine_up NaN\n"), NOT_THE_FORMAT),
+        ((200, "octavo_kv_blocks_used -1\n"), NOT_THE_FORMAT),
+        ((200, "octavo_kv_blocks_total 1e300\n"), NOT_THE_FORMAT),
+        ((200, "# TYPE octavo_x histogram\noctavo_x_bucket 1\n"), NOT_THE_FORMAT),
+        ((200, "# \n" * 6_000_000), f"{NO_METRICS} the answer has more than 16,777,216 bytes"),
     ],
+    ids=["status", "text", "none of ours", "NaN", "negative", "huge", "bucket", "too long"],
 )
 def test_another_server_is_one_line_and_exit_code_1(metrics, page, reason):
     metrics.page = lambda: page
