@@ -10,7 +10,7 @@ from benchmarks.peers.measure import Play
 from benchmarks.peers.report import Results, Spread, spread
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 MIB = 1 / 2**20
 
@@ -73,10 +73,11 @@ def _points(axes: Axes, results: Results, workload: str, figure: Figure) -> None
     medians = [each.median for each in seen.values()]
     axes.errorbar(medians, list(seen), xerr=_errors(seen), fmt="o")
     axes.set(xscale="log", ylim=(-0.5, len(seen) - 0.5))
-    for formats in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-        formats(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.grid(alpha=0.3)
-    axes.tick_params(labelsize="small", which="both")
+    axes.tick_params(labelsize="small")
 
 
 def _seen(results: Results, workload: str | None, figure: Figure) -> dict[str, Spread]:

@@ -18,6 +18,8 @@ from octavo.local.demo_model import demo_checkpoint
 VERSION = "0.32.0"
 ZENTORCH_VERSION = "2.13.0.1"
 MODEL_NAME = "model"
+TCMALLOC = Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4")
+"""Of Debian's package `libtcmalloc-minimal4`; no package of PyPI has it."""
 #: Built for a torch with CUDA, they cannot be imported beside one without.
 IMAGE_PACKAGES = ("torchvision", "torchaudio", "torchcodec")
 
@@ -42,7 +44,8 @@ class VllmSide(ServerSide):
     @property
     def settings(self) -> Mapping[str, str]:
         """Return flags and variables beside the defaults."""
-        return {**self._flags, **self._variables}
+        preloaded = {"LD_PRELOAD": ":".join(each.name for each in self._preloaded)}
+        return {**self._flags, **self._variables, **preloaded}
 
     @property
     def _flags(self) -> dict[str, str]:
@@ -56,7 +59,13 @@ class VllmSide(ServerSide):
     @property
     def _variables(self) -> dict[str, str]:
         # By itself it keeps a core free for the server, which on two cores halves its speed.
-        return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in self._resources.cores)}
+        return {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, self._resources.cores))}
+
+    @property
+    def _preloaded(self) -> list[Path]:
+        """Return the libraries that its documentation advises, as far as they are there."""
+        wanted = (self.environment.python.parents[1] / "lib" / "libiomp5.so", TCMALLOC)
+        return [library for library in wanted if library.exists()]
 
     def install(self) -> Mapping[str, str]:
         """Make the environment."""
@@ -72,6 +81,7 @@ class VllmSide(ServerSide):
         command += [word for flag in self._flags.items() for word in flag]
         folder = self.environment.folder
         surroundings = {
+            "LD_PRELOAD": ":".join(map(str, self._preloaded)),
             "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_CACHE_ROOT": str(folder / "cache"),
             "VLLM_NO_USAGE_STATS": "1",
