@@ -67,6 +67,7 @@ def test_killed_engine_fails_its_requests_at_once_and_comes_back_by_itself(
         find_process(server, ENGINE).kill()
         assert become(lambda: metrics(server)["engine_up"] == 0), "killed while idle"
         assert become(lambda: metrics(server)["engine_up"] == 1, 60.0)
+        assert become(lambda: metrics(server)["engine_restarts_total"] == 2)
         assert client.generate("a", **SHORT) == before
     assert become(lambda: metrics(server)["kv_blocks_used"] == 0)
 

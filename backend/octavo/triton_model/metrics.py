@@ -165,7 +165,7 @@ class EngineMetrics:
     def _make_request_series(self) -> None:
         self._rejections = {
             reason: Counter(self._make("COUNTER", *table.REJECTIONS, ("reason", reason)))
-            for _, reason in reversed(_REASONS)
+            for _, reason in _REASONS
         }
         self._ends = {
             reason: Counter(self._make("COUNTER", *table.REQUESTS, ("finish_reason", reason.value)))
