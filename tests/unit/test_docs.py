@@ -1,4 +1,4 @@
-"""The documentation builds as a site, and every link in it leads somewhere."""
+"""The documentation builds as a site, its links lead somewhere, and its commands exist."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+from octavo.cli import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -34,3 +36,16 @@ def test_links_of_the_readme_lead_to_files() -> None:
     targets = {target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", readme)}
     missing = {t for t in targets if t and "://" not in t and not (ROOT / t).exists()}
     assert missing == set()
+
+
+def test_commands_that_the_pages_show_exist_and_so_do_their_options() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "README.md"])
+    text = text.replace("\\\n", " ")
+    pieces = re.findall(r"`([^`\n]+)`", text) + text.splitlines()
+    shown = [re.match(r" *(?:\$ )?(?:\.venv/bin/)?octavo ([a-z].*)", piece) for piece in pieces]
+    commands = [found[1].split() for found in shown if found]
+    assert len(commands) > 50
+    for name, *words in commands:
+        own = words[: words.index("--")] if "--" in words else words
+        options = {option for each in main.commands[name].params for option in each.opts}
+        assert {word for word in own if word.startswith("--")} <= {*options, "--help"}, name
