@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -18,6 +19,10 @@ from octavo.cache.block_copies import BlockCopies, SwapIn
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 
+# A shell that starts the tests in the background ignores SIGINT, and so would every process that
+# they start and end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # No deadline: on a shared machine a slow example says nothing about the code.
 settings.register_profile("octavo", deadline=None, print_blob=True)
 settings.load_profile("octavo")
