@@ -1,48 +1,142 @@
+"""An unload, or the server's stop, is noticed by asking, and then everything ends in time."""
+
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
+from octavo.engine_client import EngineState
+from octavo.triton_model import unload_watch
 from octavo.triton_model.service import Service
-from octavo.triton_model.unload_watch import UnloadWatch
+from octavo.triton_model.unload_watch import IDLE_INTERVALS, UnloadWatch
+
+Eventually = Callable[[Callable[[], bool]], None]
+SERVER_STOPS = RuntimeError("Failed to check model readiness: Server not ready")
 
 
-def test_two_refusals_in_a_row_are_an_unload() -> None:
-    answers = iter([True, False, True, False, False])
-    watch = UnloadWatch(lambda: next(answers))
-    assert [watch.sees_unload(now_s, True) for now_s in (0, 1, 2, 3, 4)] == [False] * 4 + [True]
+class Triton:
+    """Gives one answer after the other, then the last one for ever; counts questions and unloads.
+
+    An answer is whether the model is ready, and whether the model itself would serve then.
+    """
+
+    def __init__(self, *answers: tuple[bool | Exception, bool]) -> None:
+        self._answers = list(answers)
+        self.num_asked = 0
+        self.num_looks = 0
+        self.is_busy = True
+        self.unloaded = threading.Event()
+
+    def is_serving(self) -> bool:
+        if self.num_looks:
+            self._answers = self._answers[1:] or self._answers
+        self.num_looks += 1
+        return self._answers[0][1]
+
+    def is_model_ready(self) -> bool:
+        self.num_asked += 1
+        answer = self._answers[0][0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
-def test_triton_is_asked_twice_a_second_at_most() -> None:
-    asked: list[int] = []
-    watch = UnloadWatch(lambda: not asked.append(0))
-    for step in range(100):
-        watch.sees_unload(step / 50, True)
-    assert len(asked) == 4
+@pytest.fixture
+def watch() -> Iterator[Callable[[Triton], UnloadWatch]]:
+    """Watch a server, a hundred times a second; no watch outlives the test."""
+    watches: list[UnloadWatch] = []
+
+    def start(triton: Triton) -> UnloadWatch:
+        watch = UnloadWatch(
+            triton.is_model_ready,
+            is_serving=triton.is_serving,
+            is_busy=lambda: triton.is_busy,
+            on_unload=triton.unloaded.set,
+            interval_s=0.01,
+        )
+        watches.append(watch)
+        return watches[-1]
+
+    yield start
+    for each in watches:
+        each.stop()
+    assert not any(thread.name == "unload-watch" for thread in threading.enumerate())
 
 
-def test_a_model_that_is_not_serving_learns_nothing() -> None:
-    watch = UnloadWatch(lambda: False)
-    assert not any(watch.sees_unload(now_s, now_s % 2 == 0) for now_s in range(10))
-
-
-def test_a_question_that_fails_is_no_unload() -> None:
-    def fail() -> bool:
-        raise RuntimeError("no shared memory")
-
-    watch = UnloadWatch(fail)
-    assert not any(watch.sees_unload(now_s, True) for now_s in range(4))
-
-
-def test_live_requests_of_an_unloaded_model_get_the_drain_timeout(
-    make_service: Callable[..., Service], ask: Callable[..., Any]
+def test_two_refusals_in_a_row_are_an_unload_and_nobody_is_asked_again(
+    watch: Callable[[Triton], UnloadWatch],
 ) -> None:
+    triton = Triton(*((answer, True) for answer in (True, False, True, False, False)))
+    watch(triton)
+    assert triton.unloaded.wait(10.0)
+    assert triton.num_asked == 5
+
+
+def test_a_server_that_stops_is_not_asked_again(watch: Callable[[Triton], UnloadWatch]) -> None:
+    """Each such question may crash the stub, or the server."""
+    triton = Triton((True, True), (SERVER_STOPS, True))
+    watch(triton)
+    assert triton.unloaded.wait(10.0)
+    assert triton.num_asked == 2
+
+
+def test_a_model_that_is_not_serving_asks_nobody_and_forgets_a_refusal(
+    watch: Callable[[Triton], UnloadWatch], eventually: Eventually
+) -> None:
+    triton = Triton((False, True), (False, False), (False, True), (False, False))
+    watch(triton)
+    eventually(lambda: triton.num_looks > 6)
+    assert triton.num_asked == 2
+    assert not triton.unloaded.is_set()
+
+
+def test_an_idle_model_asks_seldom_until_it_is_refused_once(
+    watch: Callable[[Triton], UnloadWatch], eventually: Eventually
+) -> None:
+    triton = Triton((True, True), (False, True))
+    triton.is_busy = False
+    started = time.monotonic()
+    watch(triton)
+    assert triton.unloaded.wait(10.0)
+    assert time.monotonic() - started > 2 * IDLE_INTERVALS * 0.01
+    assert triton.num_asked == 3
+
+
+def test_a_question_that_fails_otherwise_is_no_unload(
+    watch: Callable[[Triton], UnloadWatch], eventually: Eventually
+) -> None:
+    triton = Triton((RuntimeError("no shared memory"), True))
+    watch(triton)
+    eventually(lambda: triton.num_asked > 3)
+    assert not triton.unloaded.is_set()
+
+
+def test_an_unloaded_model_ends_its_requests_in_time_and_then_its_engine(
+    make_service: Callable[..., Service], ask: Callable[..., Any], eventually: Eventually
+) -> None:
+    """Triton itself would wait for every client that keeps its stream open."""
     service = make_service(drain_timeout_s=0.1)
-    service.watch_unloads(UnloadWatch(lambda: False))
-    sender = ask(service, "ab", stream=True, max_tokens=10**6).wait_final()
-    error = sender.responses[-1].error
+    sender = ask(service, "ab", stream=True, max_tokens=10**6)
+    service.watch_unloads(lambda: False)
+    error = sender.wait_final().responses[-1].error
     assert (error.code, error.reason) == (
         "UNAVAILABLE",
         "the server stops before the request is finished",
     )
+    eventually(lambda: service._client.state is EngineState.CLOSED)
     assert not service.is_ready
+    assert ask(service, "ab").wait_final().error.code == "UNAVAILABLE"
+
+
+def test_an_idle_model_that_is_unloaded_ends_its_engine(
+    make_service: Callable[..., Service], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unload_watch, "IDLE_INTERVALS", 1)
+    service = make_service(drain_timeout_s=60.0, process=True)
+    service.watch_unloads(lambda: False)
+    eventually(lambda: service._client.state is EngineState.CLOSED)
+    eventually(lambda: not any(thread.name == "metrics" for thread in threading.enumerate()))

@@ -15,7 +15,6 @@ from octavo.triton_model.pb_utils import PbUtils
 from octavo.triton_model.request_log import log_request
 from octavo.triton_model.request_record import Reporter
 from octavo.triton_model.service import Service
-from octavo.triton_model.unload_watch import UnloadWatch
 
 
 def make_service(
@@ -44,5 +43,5 @@ def make_service(
     logs = (log_request,) if config.log_requests else ()
     told = (metrics.report, *logs, *reporters)
     service = Service(client, tokenizer, pb_utils, metrics, told, config)
-    service.watch_unloads(UnloadWatch(lambda: pb_utils.is_model_ready(model, version)))
+    service.watch_unloads(lambda: pb_utils.is_model_ready(model, version))
     return service

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 
-from octavo.engine_client import EngineClient, EngineDied, EngineState, Event
+from octavo.engine_client import EngineClient, EngineDied, Event
 from octavo.engine_messages import EngineReady, Inspected, StopRequested
 from octavo.errors import EngineDead, EngineError, OctavoError, RequestCancelled, code_of
 from octavo.request import FinishReason, StepOutput, TokenOutput
@@ -22,7 +22,6 @@ from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import PbUtils, ResponseSender
 from octavo.triton_model.questions import Health, LiveHealth, LiveInspection
 from octavo.triton_model.reporting import Reports
-from octavo.triton_model.unload_watch import UnloadWatch
 
 #: How often clients are asked whether they are gone.
 CANCELLATION_INTERVAL_S = 0.02
@@ -68,23 +67,27 @@ class ResponseWriter:
         self._handed_over: deque[Live] = deque()
         self._live: dict[str, Live] = {}
         self._due: dict[str, Live] = {}
-        self._to_ask: deque[Live] = deque()
+        self._to_ask: deque[str] = deque()  # no more: Triton keeps a model while a sender lives
         self._ask_at_s = 0.0
         self._drain_timeout_s = drain_timeout_s
         self._end_live_at_s: float | None = None
         self._is_closing = False
-        self.is_draining = False
-        """Live requests are being finished, for the model or the server stops."""
-        self._unloads: UnloadWatch | None = None
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="response-writer", daemon=True)
 
-    def watch_unloads(self, unloads: UnloadWatch) -> None:
-        """Finish live requests in time, too, when the model is unloaded; call before `start`."""
-        self._unloads = unloads
+    @property
+    def is_draining(self) -> bool:
+        """Whether live requests are being finished, for the model or the server stops."""
+        return self._end_live_at_s is not None
+
+    @property
+    def has_live(self) -> bool:
+        """Whether requests are being answered."""
+        return bool(self._live)
 
     def start(self) -> None:
         """Begin to answer; the engine must be ready."""
+        self._metrics.start()
         self._metrics.engine_ready(self._client.info)
         self._thread.start()
 
@@ -100,15 +103,18 @@ class ResponseWriter:
             self._handed_over.append(live)
         self._client.wake()
 
-    def stop(self) -> None:
-        """Refuse new requests, let live ones finish until the timeout, and end everything."""
+    def end(self) -> None:
+        """Refuse new requests, let live ones finish until the timeout, and end everything, soon."""
         with self._lock:
             self._is_closing = True
         self._client.wake()
+
+    def stop(self) -> None:
+        """Do what `end` does, and wait for it."""
+        self.end()
         self._thread.join()
 
     def _end_live_soon(self) -> None:
-        self.is_draining = True
         if self._end_live_at_s is None:
             self._end_live_at_s = time.monotonic() + self._drain_timeout_s
 
@@ -123,6 +129,7 @@ class ResponseWriter:
                 time.sleep(CANCELLATION_INTERVAL_S)  # a lasting fault must not burn a core
         self._reports.wait_no_longer()
         self._metrics.engine_gone()
+        self._metrics.close()
         self._client.close(ENGINE_CLOSE_TIMEOUT_S)
 
     def _turn(self) -> None:
@@ -136,28 +143,17 @@ class ResponseWriter:
             self._send(self._due.pop(next(iter(self._due))))
             self._admit()  # a new request need not wait for every response
         self._ask_clients()
-        self._notice_unload()
         if self._end_live_at_s is not None and time.monotonic() >= self._end_live_at_s:
-            self._end_live_at_s = None
             self._fail_all(EngineDead("the server stops before the request is finished"))
-
-    def _notice_unload(self) -> None:
-        if self._unloads is None or not self._live or self.is_draining:
-            return
-        is_serving = self._client.state is EngineState.READY and not self._client.is_frozen
-        if self._unloads.sees_unload(time.monotonic(), is_serving):
-            logger.info("unloaded; live requests get %g s", self._drain_timeout_s)
-            self._end_live_soon()
 
     def _timeout_s(self) -> float | None:
         """Return how long nothing is due unless the engine or a new request says otherwise."""
-        if self._is_closing and not self._live:
-            return 0.0
-        now_s = time.monotonic()
-        waits_s = [self._ask_at_s - now_s] if self._live else []
+        if not self._live:
+            return 0.0 if self._is_closing else None
+        due_s = self._ask_at_s
         if self._end_live_at_s is not None:
-            waits_s.append(self._end_live_at_s - now_s)
-        return max(0.0, min(waits_s)) if waits_s else None
+            due_s = min(due_s, self._end_live_at_s)
+        return max(0.0, due_s - time.monotonic())
 
     def _admit(self) -> None:
         while self._handed_over:
@@ -251,11 +247,11 @@ class ResponseWriter:
             return
         self._ask_at_s = now_s + CANCELLATION_INTERVAL_S
         if not self._to_ask:
-            self._to_ask.extend(self._live.values())
+            self._to_ask.extend(self._live)
         num_asked = 0
         while self._to_ask and num_asked < CANCELLATION_BATCH:
-            live = self._to_ask.popleft()
-            if live.request_id not in self._live:
+            live = self._live.get(self._to_ask.popleft())
+            if live is None:
                 continue  # asking after the final response is forbidden
             num_asked += 1
             try:

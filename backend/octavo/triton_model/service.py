@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+from collections.abc import Callable
 
 from octavo.config import EngineConfig
 from octavo.engine_client import EngineClient, EngineState
@@ -48,14 +49,14 @@ class Service:
         self._tokenizer = tokenizer
         self._pb_utils = pb_utils
         self._allow_inspect = config.allow_inspect
+        self._drain_timeout_s = config.drain_timeout_s
         self._reports = Reports(reporters)
         self._writer = ResponseWriter(
             client, pb_utils, metrics, self._reports, config.drain_timeout_s
         )
         self._max_prompt_bytes = config.max_prompt_bytes
         self._prompts = PromptThreads()
-        self._metrics = metrics
-        metrics.start()
+        self._unloads: UnloadWatch | None = None
         self._writer.start()
 
     @property
@@ -64,9 +65,14 @@ class Service:
         is_running = self._client.state is EngineState.READY and not self._client.is_frozen
         return is_running and not self._writer.is_draining
 
-    def watch_unloads(self, unloads: UnloadWatch) -> None:
-        """Finish live requests in time, too, when Triton unloads the model."""
-        self._writer.watch_unloads(unloads)
+    def watch_unloads(self, is_model_ready: Callable[[], bool]) -> None:
+        """End everything in time, too, when Triton says that it takes no requests for the model."""
+        self._unloads = UnloadWatch(
+            is_model_ready,
+            is_serving=lambda: self.is_ready,
+            is_busy=lambda: self._writer.has_live,
+            on_unload=self._end_unloaded,
+        )
 
     def accept(self, request: InferenceRequest) -> None:
         """Copy a request and answer it later; a wrong one is answered at once. Never raises."""
@@ -86,9 +92,16 @@ class Service:
 
     def close(self) -> None:
         """Refuse new requests, let live ones finish until the timeout, and end everything."""
+        if self._unloads is not None:
+            self._unloads.stop()
         self._prompts.close()
         self._writer.stop()
-        self._metrics.close()
+
+    def _end_unloaded(self) -> None:
+        logger.info(
+            "Triton takes no more requests for the model; live ones get %g s", self._drain_timeout_s
+        )
+        self._writer.end()
 
     def _ask(self, question: LiveInspection | LiveHealth) -> None:
         try:
