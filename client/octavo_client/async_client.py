@@ -24,6 +24,7 @@ from octavo_client.codec import (
     ResponseReader,
     encode_health,
     encode_inspection,
+    encode_probe,
     encode_request,
 )
 from octavo_client.engine_health import EngineHealth
@@ -200,13 +201,14 @@ class AsyncClient:
         return bool(response.ready)
 
     async def health(self, timeout_s: float = 10.0) -> float:
-        """Generate one token and return how long that took, in seconds.
+        """Generate one token and return how long that took, in seconds; see `Client.health`.
 
         Raises:
             OctavoClientError: no token came within `timeout_s`, and why.
         """
         started = perf_counter()
-        await self.generate("ok", timeout_s=timeout_s, max_tokens=1, temperature=0.0)
+        async with self._send(encode_probe(self.model), timeout_s) as deltas:
+            Completion.from_deltas([delta async for delta in deltas])
         return perf_counter() - started
 
     async def engine_health(self, timeout_s: float = 10.0) -> EngineHealth:

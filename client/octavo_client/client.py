@@ -23,6 +23,7 @@ from octavo_client.codec import (
     ResponseReader,
     encode_health,
     encode_inspection,
+    encode_probe,
     encode_request,
 )
 from octavo_client.engine_health import EngineHealth
@@ -213,11 +214,14 @@ class Client:
     def health(self, timeout_s: float = 10.0) -> float:
         """Generate one token and return how long that took, in seconds.
 
+        The request's id in the server's log is `octavo-health`.
+
         Raises:
             OctavoClientError: no token came within `timeout_s`, and why.
         """
         started = perf_counter()
-        self.generate("ok", timeout_s=timeout_s, max_tokens=1, temperature=0.0)
+        with self._send(encode_probe(self.model), timeout_s) as deltas:
+            Completion.from_deltas(deltas)
         return perf_counter() - started
 
     def engine_health(self, timeout_s: float = 10.0) -> EngineHealth:

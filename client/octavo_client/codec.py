@@ -17,6 +17,8 @@ from tritonclient.grpc import service_pb2
 from octavo_client.answer import Delta, Timing, TokenLogprob, TokenLogprobs
 from octavo_client.errors import InvalidRequest, error_from_message
 
+#: The id of a probe's request, by which the server's log and spans tell it from the others.
+PROBE_ID = "octavo-health"
 _INT32_LIMIT = 2**31
 #: Asked for in every request, so that each response fills whole deltas.
 _FLAGS_ALWAYS_SET = (
@@ -78,6 +80,13 @@ def encode_request(model: str, prompt: Prompt, stream: bool, params: Mapping[str
     asked = (flags for key, flags in _FLAGS_BY_PARAMETER.items() if key in given)
     for name in itertools.chain(_FLAGS_ALWAYS_SET, *asked):
         _add_flag(request, name, True)
+    return request
+
+
+def encode_probe(model: str) -> Any:
+    """Build the `ModelInferRequest` that proves by one token that the model works."""
+    request = encode_request(model, Prompt("ok"), False, {"max_tokens": 1, "temperature": 0.0})
+    request.id = PROBE_ID
     return request
 
 

@@ -19,6 +19,7 @@ from octavo_client import (
     Timing,
     Unavailable,
 )
+from octavo_client.codec import encode_probe
 
 
 def test_deltas_come_in_order_and_end_after_the_final_flag(server, client):
@@ -287,6 +288,7 @@ def test_ready_means_that_the_model_is_loaded(server, client, free_url):
 def test_health_generates_one_token(server, client):
     assert 0 < client.health(timeout_s=5) < 5
     assert server.requests[0]["sampling_parameters"] == b'{"max_tokens": 1, "temperature": 0.0}'
+    assert encode_probe("octavo").id == "octavo-health", "by which the log tells it from others"
 
 
 def test_health_fails_when_the_token_does_not_come(server, client):
