@@ -20,6 +20,7 @@ from octavo.local import triton_server
 from octavo.local.server_log import LogRecord, parse_line
 from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
+from octavo_client import Client
 
 pytestmark = pytest.mark.e2e
 
@@ -265,8 +266,13 @@ def test_a_request_is_a_readable_line_of_the_log_unless_told_otherwise(
         stream.send({"text_input": "one two", "sampling_parameters": "{"}, request_id="a line")
         with pytest.raises(InferenceServerException):
             stream.receive()
-    line = r"INFO    request \(a line\): INVALID_ARG, 0\+0 tokens, \d+\.\d\d s$"
-    assert become(lambda: any(re.search(line, str(r)) for r in tiny_server.records))
+    with Client(tiny_server.grpc_url) as client:
+        client.health()
+    for line in (
+        r"INFO    request \(a line\): INVALID_ARG, 0\+0 tokens, \d+\.\d\d s$",
+        r"INFO    request \d+ \(octavo-health\): length, 1\+1 tokens, ",
+    ):
+        assert become(lambda line=line: any(re.search(line, str(r)) for r in tiny_server.records))
 
 
 def test_a_clients_trace_may_come_as_a_parameter(

@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from octavo.local.bundle import write_repository
 from octavo.local.guardian import MARKER, SHARED_MEMORY
@@ -70,7 +71,9 @@ def set_options(explicit_server: TritonServer) -> Callable[..., None]:
     first = json.loads(file.read_text())
 
     def write(**options: Any) -> None:
-        file.write_text(json.dumps({**first, **options}))
+        text = json.dumps({**first, **options})
+        if text != file.read_text():  # else the next load would make a new instance for nothing
+            file.write_text(text)
 
     return write
 
@@ -149,6 +152,34 @@ def test_a_load_while_a_drain_runs_serves_new_requests_and_ends_the_old_ones_in_
     client.generate("a", **SHORT)
     with pytest.raises(Unavailable, match="the server stops before the request is finished"):
         list(stream)
+
+
+def test_a_client_that_keeps_its_stream_open_holds_no_engine_of_an_unloaded_model(
+    explicit_server: TritonServer,
+    client: Client,
+    set_options: SetOptions,
+    post: Post,
+    exchange: Callable[[TritonServer], Any],
+    find_process: Callable[[TritonServer, str], psutil.Process],
+    become: Become,
+) -> None:
+    """The stub alone stays as long as the stream, for Triton does not end it."""
+    set_options(drain_timeout_s=1)
+    assert post(explicit_server, f"{MODELS}/octavo/load", {}) == LOADED
+    assert become(lambda: belongings(explicit_server)["processes"] == 2, 60.0)
+    engine = find_process(explicit_server, "octavo.engine_process")
+    with exchange(explicit_server) as stream:
+        tensors = {"text_input": "a", "stream": True, "sampling_parameters": json.dumps(LONG)}
+        stream.send(tensors)
+        stream.receive()
+        assert post(explicit_server, f"{MODELS}/octavo/unload", {}) == LOADED
+        with pytest.raises(InferenceServerException, match="the server stops before the request"):
+            stream.receive_all()
+        assert become(lambda: not engine.is_running())
+        assert post(explicit_server, f"{MODELS}/octavo/load", {}) == LOADED
+        client.generate("a", **SHORT)
+        assert belongings(explicit_server)["processes"] == 3
+    assert become(lambda: belongings(explicit_server)["processes"] == 2, 60.0)
 
 
 def test_two_models_live_apart_and_unloads_leave_nothing(

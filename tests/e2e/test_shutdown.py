@@ -49,7 +49,7 @@ def test_sigterm_lets_running_streams_finish(
     with Client(server.grpc_url, timeout_s=120) as client, ThreadPoolExecutor(4) as readers:
         streams = begun(client, 4, MEDIUM)
         counts = [readers.submit(num_tokens, stream) for stream in streams]
-        os.kill(server.pid, signal.SIGTERM)
+        os.killpg(server.pid, signal.SIGTERM)
         assert become(lambda: not client.is_ready())
         with pytest.raises(Unavailable):
             client.generate("a", **SHORT)

@@ -30,9 +30,8 @@ print(json.dumps([ids, chat, sorted(tokenizer.eos_token_ids), had_torch, torch.t
 
 def test_tokens_and_chats_are_the_same_without_torch_which_can_still_be_imported():
     folder = str(demo_checkpoint())
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, folder], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", PROGRAM, folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     tokenizer = Tokenizer.load(folder)
     ids, chat = tokenizer.encode(TEXT), render_chat(tokenizer, MESSAGES)
     assert json.loads(done.stdout) == [ids, chat, sorted(tokenizer.eos_token_ids), False, 7]
