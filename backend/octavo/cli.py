@@ -48,7 +48,7 @@ def main() -> None:
 @click.option(
     "--grace",
     "grace_s",
-    default=15.0,
+    default=20.0,
     type=click.FloatRange(min=0),
     help="Seconds that Triton gets to leave; running requests get the model's drain_timeout_s.",
 )

@@ -10,6 +10,8 @@ from click.testing import CliRunner
 
 from octavo import __version__
 from octavo.cli import main
+from octavo.config import EngineConfig
+from octavo.local.server_options import ServerOptions
 
 
 def test_commands_are_the_clients_and_serve_and_watch() -> None:
@@ -47,3 +49,9 @@ def test_serve_refuses_a_flag_that_has_an_option() -> None:
         1,
         "Error: flag --grpc-port is set by octavo itself; use its option instead\n",
     )
+
+
+def test_triton_gets_as_long_again_to_leave_as_running_requests_get_to_finish() -> None:
+    grace_s = ServerOptions().grace_s
+    assert grace_s >= 2 * EngineConfig("demo").drain_timeout_s
+    assert f"[default: {grace_s};" in CliRunner().invoke(main, ["serve", "--help"]).output

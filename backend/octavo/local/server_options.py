@@ -40,12 +40,17 @@ class ServerOptions:
     """Port of gRPC."""
     metrics_port: int = 8002
     """Port of the metrics."""
-    grace_s: float = 15.0
+    grace_s: float = 20.0
     """Seconds that Triton gets to leave when the server stops; then it is killed."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables added to this process's own."""
     flags: tuple[str, ...] = ()
     """Further flags of `tritonserver`."""
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Return the ports by what they are for."""
+        return {"http": self.http_port, "grpc": self.grpc_port, "metrics": self.metrics_port}
 
     @property
     def http_keys(self) -> dict[str, str]:
