@@ -19,8 +19,10 @@ Figure = Callable[[Play], float]
 
 def write_plots(results: Results, folder: Path) -> None:
     """Write `throughput.png`, `latency.png` and `memory.png`, each where there is something."""
-    at_once = [each for each in results.workloads if each.capacity_share is None]
-    paced = [each for each in results.workloads if each.capacity_share is not None]
+    seen = {play.workload for play in results.plays}
+    played = [each for each in results.workloads if each.name in seen]
+    at_once = [each for each in played if each.capacity_share is None]
+    paced = [each for each in played if each.capacity_share is not None]
     if at_once:
         _workloads(results, at_once, folder / "throughput.png")
     if paced:

@@ -72,7 +72,7 @@ class ContinuousSide(StaticSide):
             "continuous": {
                 "page_size": PAGE_TOKENS,
                 "num_blocks": self._resources.kv_tokens // PAGE_TOKENS,
-                "max_batch_tokens": 512,
+                "max_batch_tokens": 256,
                 "max_requests_per_batch": 64,
             }
         }
