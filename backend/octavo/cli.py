@@ -72,7 +72,7 @@ def serve(
     if importlib.util.find_spec("pytriton") is None or importlib.util.find_spec("torch") is None:
         raise click.ClickException(
             "octavo serve needs the bundled server; run scripts/setup in a checkout, "
-            "or pip install 'octavo[server,local]'"
+            "or pip install '.[server]' nvidia-pytriton there"
         )
     from octavo.local.serve import serve as run
     from octavo.local.server_options import ServerOptions

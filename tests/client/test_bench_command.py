@@ -111,7 +111,7 @@ def test_without_matplotlib_a_plot_is_refused_before_anything_is_sent(server, tm
     )
     assert result.returncode == 1
     assert result.stderr == (
-        "Error: --plot needs matplotlib, which is not installed; run pip install 'octavo[bench]'\n"
+        "Error: --plot needs matplotlib, which is not installed; run pip install matplotlib\n"
     )
     assert server.requests == []
 

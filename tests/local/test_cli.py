@@ -40,7 +40,7 @@ def test_serve_without_the_extras_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = CliRunner().invoke(main, ["serve"])
     assert result.exit_code == 1
-    assert "pip install 'octavo[server,local]'" in result.output
+    assert "pip install '.[server]' nvidia-pytriton" in result.output
 
 
 def test_serve_refuses_a_flag_that_has_an_option() -> None:

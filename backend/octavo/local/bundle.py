@@ -50,7 +50,7 @@ def find_wheel() -> Path:
     if spec is None or spec.origin is None:
         raise ConfigError(
             "the bundled Triton server is not installed; run scripts/setup in a checkout, "
-            "or pip install 'octavo[server,local]'"
+            "or pip install '.[server]' nvidia-pytriton there"
         )
     return Path(spec.origin).parent / "tritonserver"
 

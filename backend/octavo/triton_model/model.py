@@ -98,6 +98,7 @@ def _load_tracer(config: EngineConfig, model: str) -> RequestTracer | None:
     except ImportError as error:
         raise ConfigError(
             f"option otlp_endpoint is set but OpenTelemetry is not installed ({error}): "
-            "pip install 'octavo[tracing]', or leave the option out"
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http, "
+            "or leave the option out"
         ) from None
     return make_tracer(config.otlp_endpoint, model)

@@ -34,7 +34,7 @@ def require_matplotlib() -> None:
     """Raise `OctavoClientError` if plots cannot be drawn here."""
     if importlib.util.find_spec("matplotlib") is None:
         raise OctavoClientError(
-            "--plot needs matplotlib, which is not installed; run pip install 'octavo[bench]'"
+            "--plot needs matplotlib, which is not installed; run pip install matplotlib"
         )
 
 
