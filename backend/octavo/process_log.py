@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from octavo.errors import OctavoError, RequestError
 
@@ -35,6 +35,16 @@ _HARMLESS = (
 _SERVER_MODULE = "c_python_backend_utils"
 
 logger = logging.getLogger(__name__)
+
+
+class LineStream(Protocol):
+    """Where lines are written to."""
+
+    def write(self, text: str, /) -> object:
+        """Write a line with its end."""
+
+    def flush(self) -> object:
+        """Let it be seen now."""
 
 
 def set_up_logging(log_format: str, process: str, stream: TextIO | None = None) -> None:
@@ -125,7 +135,7 @@ class QueueHandler(logging.Handler):
     Of more than `max_waiting` records that are not written yet the rest is lost, and counted.
     """
 
-    def __init__(self, stream: TextIO, max_waiting: int = MAX_WAITING_LINES) -> None:
+    def __init__(self, stream: LineStream, max_waiting: int = MAX_WAITING_LINES) -> None:
         super().__init__()
         self._stream = stream
         self._max_waiting = max_waiting

@@ -20,6 +20,12 @@ from octavo_client.cli_options import (
 from octavo_client.client import Client
 from octavo_client.errors import OctavoClientError, RequestTimeout, Unavailable
 
+# Errors that tell of a process that is there and says nothing, and which: Triton answers for a stub
+# that was silent for a second, and gRPC for a server that takes connections alone.
+_SILENCES = {
+    "is not healthy": "the model's stub process gives no sign of life",
+    "attempt timed out": "the server takes connections but does not answer",
+}
 _GIVEN_UP = "the engine died too often and is not started again"
 
 
@@ -99,14 +105,17 @@ def find_fault(url: str, model: str = "octavo", timeout_s: float = 10.0) -> str 
     None too where there is no such model or nobody may ask: that is not for its keeper to judge.
 
     Raises:
-        TimeoutError: the server is there but no answer came.
+        TimeoutError: the server is there but no answer of the model came.
     """
     with Client(url, model) as client:
         try:
             return _GIVEN_UP if client.engine_health(timeout_s).is_given_up else None
         except RequestTimeout:
             raise TimeoutError(f"the model does not answer within {timeout_s:g} s") from None
-        except OctavoClientError:
+        except OctavoClientError as error:
+            for words, silence in _SILENCES.items():
+                if words in str(error):
+                    raise TimeoutError(silence) from None
             return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 
 import pytest
 from click.testing import CliRunner
@@ -163,6 +164,19 @@ def test_a_keeper_judges_neither_an_absent_server_nor_another_model_nor_a_refusa
     assert find_fault(free_url) is None
     server.plays(server.refuse("model 'octavo' is not ready"))
     assert find_fault(server.url) is None
+
+
+def test_a_keeper_hears_of_a_stub_that_triton_cannot_reach(server):
+    server.plays(server.refuse("Stub process 'octavo_0_0' is not healthy."))
+    with pytest.raises(TimeoutError, match="stub process gives no sign of life"):
+        find_fault(server.url)
+
+
+def test_a_keeper_hears_of_a_server_that_only_takes_connections():
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        port = frozen.getsockname()[1]
+        with pytest.raises(TimeoutError, match="takes connections but does not answer"):
+            find_fault(f"127.0.0.1:{port}")
 
 
 def test_a_keeper_hears_when_no_answer_comes(server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -93,6 +94,32 @@ def test_greeting_says_that_other_machines_can_reach_the_server(
     assert launcher.stdout is not None
     lines = [launcher.stdout.readline() for _ in range(4)]
     assert lines[-1] == "  listens on 0.0.0.0: other machines can reach it\n"
+
+
+def test_a_log_that_nobody_reads_holds_up_nothing(
+    serve: Serve, runtimes: Path, leftovers: Leftovers
+) -> None:
+    launcher = serve("--verbose")
+    assert launcher.stderr is not None
+    fcntl.fcntl(launcher.stderr, fcntl.F_SETPIPE_SZ, 4096)
+    name = wait_for_greeting(launcher, runtimes)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(timeout=20.0) == 0
+    assert leftovers(name) == []
+
+
+def test_output_that_cannot_be_written_does_not_end_the_server(
+    serve: Serve, runtimes: Path, become: Become
+) -> None:
+    launcher = serve()
+    assert launcher.stderr is not None
+    launcher.stderr.close()
+    name = wait_for_greeting(launcher, runtimes)
+    os.kill(server_of(name), signal.SIGKILL)
+    assert become(lambda: name not in [folder.name for folder in runtimes.iterdir()])
+    assert become(lambda: any(runtimes.iterdir()))
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(timeout=20.0) == 0
 
 
 def test_a_failed_load_ends_with_status_1_and_the_reason(

@@ -12,9 +12,11 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from octavo.errors import ConfigError, LaunchError
+from octavo.local.guardian import describe_exit
 from octavo.local.server_log import LogRecord
 from octavo.local.triton_server import TritonServer
 
@@ -27,7 +29,7 @@ Become = Callable[[Callable[[], bool]], bool]
 
 def post(url: str, body: dict[str, object]) -> bytes:
     request = urllib.request.Request(url, data=json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=5.0) as answer:
+    with urllib.request.urlopen(request, timeout=60.0) as answer:  # a load starts a process
         return bytes(answer.read())
 
 
@@ -122,6 +124,38 @@ def test_second_stall_is_a_launch_error_that_says_what_to_do_and_leaves_nothing(
     with pytest.raises(LaunchError, match=r"1 s after its model was, twice; .* then start again$"):
         server.wait_ready(20.0, stall_s=1.0)
     assert list(runtimes.iterdir()) == []
+
+
+def test_a_stub_killed_while_it_starts_is_a_launch_error(
+    make_server: MakeServer, runtimes: Path, become: Become
+) -> None:
+    server = make_server()
+    server.start()
+    stubs: list[psutil.Process] = []
+
+    def has_stub() -> bool:
+        children = psutil.Process(server.pid).children()
+        stubs.extend(child for child in children if child.name().startswith("triton_python"))
+        return bool(stubs)
+
+    assert become(has_stub)
+    stubs[0].kill()
+    # Triton says so itself if it asks the stub for a sign of life at that moment, else nothing.
+    with pytest.raises(LaunchError, match=r"stub process \d+ ended by itself|is not healthy"):
+        server.wait_ready(20.0)
+    assert list(runtimes.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (3, "the server ended with exit status 3"),
+        (128 + signal.SIGSEGV, "the server was killed by SIGSEGV"),
+        (-signal.SIGKILL, "the server's guardian was killed by SIGKILL"),
+    ],
+)
+def test_an_exit_status_says_who_ended_and_how(status: int, words: str) -> None:
+    assert describe_exit(status) == words
 
 
 def test_mistaken_flag_is_named(make_server: MakeServer) -> None:

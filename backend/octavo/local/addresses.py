@@ -7,6 +7,8 @@ word. Knows nothing of ports that are taken, nor of processes.
 from __future__ import annotations
 
 import socket
+import urllib.request
+from collections.abc import Mapping
 
 from octavo.errors import ConfigError
 
@@ -40,3 +42,13 @@ def reachable_address(host: str, port: int) -> str:
     address = numeric_address(host)
     address = _EVERY.get(address, address)
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def answers(url: str, headers: Mapping[str, str]) -> bool:
+    """Return whether a page is there within five seconds, for who sends these headers."""
+    try:
+        request = urllib.request.Request(url, headers=dict(headers))
+        urllib.request.urlopen(request, timeout=5.0).close()
+    except OSError:
+        return False
+    return True

@@ -9,7 +9,7 @@ moved to.
 Arguments: control socket's descriptor, runtime directory, grace period in seconds, command.
 Over the socket it sends the server's process id in one line; `stop` asks it for a clean end, and a
 closed socket (the launcher is gone) for an end at once. Its exit status is the server's; 128 + n
-says that signal n ended the server.
+says that signal n ended the server, and a negative one that a signal ended the guardian.
 """
 
 from __future__ import annotations
@@ -93,6 +93,15 @@ def watch(server: subprocess.Popen[bytes], control: socket.socket, grace_s: floa
             os.killpg(server.pid, signal.SIGTERM)
             deadline = time.monotonic() + grace_s + GRACE_MARGIN_S
     return server.returncode
+
+
+def describe_exit(status: int) -> str:
+    """Return in words how a server ended whose guardian has this exit status."""
+    if status < 0:
+        return f"the server's guardian was killed by {signal.Signals(-status).name}"
+    if status > 128:
+        return f"the server was killed by {signal.Signals(status - 128).name}"
+    return f"the server ended with exit status {status}"
 
 
 def prepare_server() -> None:

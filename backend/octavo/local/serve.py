@@ -6,6 +6,7 @@ leaves processes and files to `triton_server`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
@@ -18,11 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-import click
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from octavo.local.bundle import MODEL_NAME
+from octavo.local.line_thread import ConsoleStream, ErrorConsole, LineThread, unbuffered
 from octavo.local.server_log import LogRecord
 from octavo.local.server_options import ServerOptions
 from octavo.local.supervisor import LOAD_TIMEOUT_S, Signals, Supervisor
@@ -49,29 +49,32 @@ def serve(
         ConfigError: a port is taken, or the machine lacks what the server needs.
         LaunchError: the server failed to start or load, or failed too often.
     """
-    console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+    console = ErrorConsole(sys.stderr)
+    log, endpoints = LineThread(ConsoleStream(console)), LineThread(unbuffered(sys.stdout))
     is_starting = True
 
     def show(record: LogRecord) -> None:
         # Why the first start failed is what the command ends with.
         is_told = is_starting and record.is_failed_load and level > logging.DEBUG
         if record.is_shown_at(level) and not is_told:
-            console.print(str(record))
+            log.put(str(record))
 
     events = _catch_signals()
     started = time.monotonic()
     server = TritonServer(options, on_log=show)
-    server.start()
     try:
-        if _wait_ready(server, console, events):
+        server.start()
+        if _wait_ready(server, console, log, events):
             is_starting = False
-            click.echo(_greeting(server, time.monotonic() - started))
+            endpoints.put(_greeting(server, time.monotonic() - started))
             restarts = RestartPolicy(max_restarts, RESTART_DELAY_S)
             ask = None if probe is None else lambda: probe(server.grpc_url)
             Supervisor(server, restarts, events, server.say, ask).run()
-        _stop(server, console)
+        _stop(server, log)
     finally:
         server.kill()
+        endpoints.close()
+        log.close()
 
 
 def _catch_signals() -> Signals:
@@ -87,18 +90,23 @@ def _catch_signals() -> Signals:
     return events
 
 
-def _wait_ready(server: TritonServer, console: Console, events: Signals) -> bool:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        if not console.is_terminal:
-            console.print("starting the server and loading the model")
-        progress.add_task("starting the server and loading the model", total=None)
+def _wait_ready(
+    server: TritonServer, console: ErrorConsole, log: LineThread, events: Signals
+) -> bool:
+    what = "starting the server and loading the model"
+    with contextlib.ExitStack() as stack:
+        if console.is_terminal:
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+            progress = Progress(*columns, console=console, transient=True)
+            stack.enter_context(progress).add_task(what, total=None)
+        else:
+            log.put(what)
         return server.wait_ready(LOAD_TIMEOUT_S, cancelled=lambda: not events.empty())
 
 
-def _stop(server: TritonServer, console: Console) -> None:
+def _stop(server: TritonServer, log: LineThread) -> None:
     if server.poll() is not None:
-        console.print("stopped")
+        log.put("stopped")
         return
     is_cut_short = False
 
@@ -110,13 +118,13 @@ def _stop(server: TritonServer, console: Console) -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, cut_short)
     # The model tells how long its running requests get.
-    console.print("stopping; a second Ctrl-C ends everything at once")
+    log.put("stopping; a second Ctrl-C ends everything at once")
     if server.stop():
-        console.print("stopped")
+        log.put("stopped")
     elif is_cut_short:
-        console.print("stopped at once, as asked")
+        log.put("stopped at once, as asked")
     else:
-        console.print("stopped; Triton did not leave in time and was ended")
+        log.put("stopped; Triton did not leave in time and was ended")
 
 
 def _greeting(server: TritonServer, load_s: float) -> str:

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 
 from octavo.errors import ConfigError, LaunchError
+from octavo.local.guardian import describe_exit
 from octavo.local.server_watch import Probe, ServerWatch
-from octavo.local.triton_server import TritonServer, describe_exit
+from octavo.local.triton_server import TritonServer
 from octavo.restart_policy import RestartPolicy
 
 LOAD_TIMEOUT_S = 1800.0

@@ -20,7 +20,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -29,12 +28,13 @@ from typing import Self
 
 from octavo.errors import LaunchError
 from octavo.local import bundle, guardian
-from octavo.local.addresses import reachable_address
+from octavo.local.addresses import answers, reachable_address
 from octavo.local.ports import claim_ports
 from octavo.local.runtime import make_runtime, sweep_stale
 from octavo.local.server_command import engine_overrides, server_command
 from octavo.local.server_log import LogRecord, own_record, parse_line, reason_in
 from octavo.local.server_options import ServerOptions
+from octavo.local.server_watch import ServerWatch
 from octavo.local.startup import StartupProgress
 
 POLL_INTERVAL_S = 0.05
@@ -42,6 +42,8 @@ START_TIMEOUT_S = 10.0
 STALL_TIMEOUT_S = 45.0
 NOTICE_INTERVAL_S = 15.0
 KEPT_RECORDS = 1000
+#: A guardian needs no longer to end everything, twice.
+GUARDIAN_TIMEOUT_S = 2 * guardian.KILL_TIMEOUT_S
 
 
 class TritonServer:
@@ -57,15 +59,12 @@ class TritonServer:
         """The newest lines of the log."""
         self._on_log = on_log
         self._progress = StartupProgress()
-        self._ports = {
-            "http": options.http_port,
-            "grpc": options.grpc_port,
-            "metrics": options.metrics_port,
-        }
+        self._ports = options.ports
         self._guardian: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._reader: threading.Thread | None = None
         self._runtime: Path | None = None
+        self._watch: ServerWatch | None = None
 
     @property
     def http_url(self) -> str:
@@ -131,6 +130,7 @@ class TritonServer:
             self.pid = 0
         if self.pid == 0:
             raise LaunchError(f"tritonserver did not start: {self.failure_reason()}")
+        self._watch = ServerWatch(self.pid)
 
     def _read_log(self) -> None:
         assert self._guardian is not None
@@ -157,15 +157,14 @@ class TritonServer:
         ports, with a new `timeout_s`; every `notice_s` the log tells what is waited for.
 
         Raises:
-            LaunchError: the server ended, stalled twice, or is not ready after `timeout_s`.
+            LaunchError: the server or a stub ended, it stalled twice, or took over `timeout_s`.
         """
         started = noticed = time.monotonic()
         may_restart = True
         while not self._is_ready():
             if cancelled():
                 return False
-            if (status := self.poll()) is not None:
-                raise LaunchError(self._why_it_ended(status))
+            self._check_alive()
             now = time.monotonic()
             if now - started > timeout_s:
                 raise LaunchError(f"the server is not ready after {timeout_s:g} s")
@@ -178,6 +177,8 @@ class TritonServer:
                 self.say(logging.INFO, f"{waited}: {self._progress.describe()}")
                 noticed = now
             time.sleep(POLL_INTERVAL_S)
+        if self._watch is not None:
+            self._watch.stop()
         return True
 
     def restart(self) -> None:
@@ -212,22 +213,11 @@ class TritonServer:
         # The metrics' port opens last; a flag may have turned it off.
         if not any(flag.startswith("--allow-metrics") for flag in self.options.flags):
             urls.append(self.metrics_url)
-        try:
-            for url in urls:
-                request = urllib.request.Request(url, headers=self.options.http_keys)
-                urllib.request.urlopen(request, timeout=5.0).close()
-        except OSError:
-            return False
-        return True
+        return all(answers(url, self.options.http_keys) for url in urls)
 
     def poll(self) -> int | None:
         """Return the server's exit status once it has ended and all is cleaned up, else None."""
         return None if self._guardian is None else self._guardian.poll()
-
-    def wait(self) -> int:
-        """Block until the server has ended; return its exit status (128 + n for signal n)."""
-        assert self._guardian is not None
-        return self._guardian.wait()
 
     def stop(self) -> bool:
         """Let running requests finish for `grace_s` at most, then end everything.
@@ -238,7 +228,7 @@ class TritonServer:
             return True
         with contextlib.suppress(OSError):
             self._control.sendall(b"stop")
-        status = self._guardian.wait()
+        status = self._end_of_guardian(self.options.grace_s + GUARDIAN_TIMEOUT_S)
         self.kill()
         return status in (0, 128 + signal.SIGTERM)
 
@@ -253,13 +243,24 @@ class TritonServer:
         """End everything at once and remove every file; harmless when the server has ended."""
         if self._control is not None:
             self._control.close()
+        if self._watch is not None:
+            self._watch.stop()
         if self._guardian is not None:
-            self._guardian.wait()
+            self._end_of_guardian(GUARDIAN_TIMEOUT_S)
         # Only a guardian that was itself killed leaves anything here.
         if self._runtime is not None and self._runtime.exists():
             guardian.sweep(self._runtime)
         if self._reader is not None:
             self._reader.join(timeout=guardian.KILL_TIMEOUT_S)
+
+    def _end_of_guardian(self, timeout_s: float) -> int:
+        """Wait for the guardian; if it is late, for it is frozen, end it and so its server."""
+        assert self._guardian is not None
+        try:
+            return self._guardian.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._guardian.kill()
+            return self._guardian.wait()
 
     def failure_reason(self) -> str:
         """Return the last errors of the log, or its last line."""
@@ -267,10 +268,19 @@ class TritonServer:
             self._reader.join(timeout=1.0)
         return reason_in(self.records)
 
+    def _check_alive(self) -> None:
+        """Raise LaunchError if what is started has ended or will never be ready."""
+        if (status := self.poll()) is not None:
+            raise LaunchError(self._why_it_ended(status))
+        # Triton waits for ever for a stub that was killed while it loaded.
+        if self._watch is not None and self._watch.fault is not None:
+            self.kill()
+            raise LaunchError(self._watch.fault)
+
     def _why_it_ended(self, status: int) -> str:
         reason = self.failure_reason()
         is_load = any(record.is_failed_load for record in self.records)
-        return reason if is_load else f"{describe_exit(status)}: {reason}"
+        return reason if is_load else f"{guardian.describe_exit(status)}: {reason}"
 
     def __enter__(self) -> Self:
         """Start the server."""
@@ -285,10 +295,3 @@ class TritonServer:
     ) -> None:
         """Stop the server."""
         self.stop()
-
-
-def describe_exit(status: int) -> str:
-    """Return in words how a server with this exit status ended."""
-    if status > 128:
-        return f"the server was killed by {signal.Signals(status - 128).name}"
-    return f"the server ended with exit status {status}"
