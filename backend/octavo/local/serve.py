@@ -16,6 +16,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -68,7 +69,10 @@ def serve(
             is_starting = False
             endpoints.put(_greeting(server, time.monotonic() - started))
             restarts = RestartPolicy(max_restarts, RESTART_DELAY_S)
-            ask = None if probe is None else lambda: probe(server.grpc_url)
+            # Behind TLS the question would fail, and each try fill Triton's log with a handshake.
+            ask = None
+            if probe is not None and not _is_encrypted(server):
+                ask = partial(probe, server.grpc_url)
             Supervisor(server, restarts, events, server.say, ask).run()
         _stop(server, log)
     finally:
@@ -127,6 +131,10 @@ def _stop(server: TritonServer, log: LineThread) -> None:
         log.put("stopped; Triton did not leave in time and was ended")
 
 
+def _is_encrypted(server: TritonServer) -> bool:
+    return any(flag.startswith("--grpc-use-ssl") for flag in server.options.flags)
+
+
 def _greeting(server: TritonServer, load_s: float) -> str:
     """Return the endpoints, with commands ready to be copied."""
     lines = [
@@ -139,7 +147,7 @@ def _greeting(server: TritonServer, load_s: float) -> str:
     if _has_octavo(server):
         body = {"text_input": PROMPT, "stream": True, "max_tokens": 32}
         url = "" if server.grpc_url == "127.0.0.1:8001" else f" --url {server.grpc_url}"
-        if any(flag.startswith("--grpc-use-ssl") for flag in server.options.flags):
+        if _is_encrypted(server):
             url += " --tls"
         lines += [
             "",
