@@ -5,6 +5,8 @@ Knows nothing of requests.
 
 from __future__ import annotations
 
+import os
+
 from octavo.config import EngineConfig
 from octavo.engine_client import EngineClient
 from octavo.local.demo_model import resolve_model
@@ -12,6 +14,7 @@ from octavo.model.location import checkpoint_directory
 from octavo.text.tokenizer import Tokenizer
 from octavo.triton_model.metrics import EngineMetrics
 from octavo.triton_model.pb_utils import PbUtils
+from octavo.triton_model.readiness_page import ReadinessPage, command_of, readiness_url
 from octavo.triton_model.request_log import log_request
 from octavo.triton_model.request_record import Reporter
 from octavo.triton_model.service import Service
@@ -43,5 +46,7 @@ def make_service(
     logs = (log_request,) if config.log_requests else ()
     told = (metrics.report, *logs, *reporters)
     service = Service(client, tokenizer, pb_utils, metrics, told, config)
-    service.watch_unloads(lambda: pb_utils.is_model_ready(model, version))
+    url = readiness_url(command_of(os.getppid()), model, version)
+    if url is not None:
+        service.watch_unloads(ReadinessPage(url).is_refusing)
     return service

@@ -108,6 +108,3 @@ class PbUtils(Protocol):
     TritonError: Any
     MetricFamily: Any
     TRITONSERVER_RESPONSE_COMPLETE_FINAL: int
-
-    def is_model_ready(self, model_name: str, model_version: str) -> bool:
-        """Ask the server whether it takes requests for a model; a round trip."""

@@ -80,11 +80,6 @@ class ResponseWriter:
         """Whether live requests are being finished, for the model or the server stops."""
         return self._end_live_at_s is not None
 
-    @property
-    def has_live(self) -> bool:
-        """Whether requests are being answered."""
-        return bool(self._live)
-
     def start(self) -> None:
         """Begin to answer; the engine must be ready."""
         self._metrics.start()

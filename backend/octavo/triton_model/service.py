@@ -65,14 +65,9 @@ class Service:
         is_running = self._client.state is EngineState.READY and not self._client.is_frozen
         return is_running and not self._writer.is_draining
 
-    def watch_unloads(self, is_model_ready: Callable[[], bool]) -> None:
+    def watch_unloads(self, is_refusing: Callable[[], bool]) -> None:
         """End everything in time, too, when Triton says that it takes no requests for the model."""
-        self._unloads = UnloadWatch(
-            is_model_ready,
-            is_serving=lambda: self.is_ready,
-            is_busy=lambda: self._writer.has_live,
-            on_unload=self._end_unloaded,
-        )
+        self._unloads = UnloadWatch(is_refusing, lambda: self.is_ready, self._end_unloaded)
 
     def accept(self, request: InferenceRequest) -> None:
         """Copy a request and answer it later; a wrong one is answered at once. Never raises."""
