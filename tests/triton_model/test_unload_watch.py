@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -96,9 +97,22 @@ def test_an_unloaded_model_ends_its_requests_in_time_and_then_its_engine(
 
 
 def test_an_idle_model_that_is_unloaded_ends_its_engine(
-    make_service: Callable[..., Service], eventually: Eventually
+    make_service: Callable[..., Service], ask: Callable[..., Any], eventually: Eventually
 ) -> None:
     service = make_service(drain_timeout_s=60.0, process=True)
+    ask(service, "ab", max_tokens=1).wait_final()
     service.watch_unloads(lambda: True)
     eventually(lambda: service._client.state is EngineState.CLOSED)
     eventually(lambda: not any(thread.name == "metrics" for thread in threading.enumerate()))
+
+
+def test_a_model_that_never_had_a_request_is_left_to_triton(
+    make_service: Callable[..., Service],
+) -> None:
+    """Triton may not have taken notice yet that it is loaded."""
+    asked: list[int] = []
+    service = make_service()
+    service.watch_unloads(lambda: not asked.append(0))
+    time.sleep(1.2)
+    assert asked == []
+    assert service.is_ready

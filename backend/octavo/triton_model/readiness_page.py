@@ -23,15 +23,11 @@ _REFUSALS = (400, 404, 503)
 
 
 class ReadinessPage:
-    """The page of one version of a model.
-
-    Until it has said once that the model is ready nothing that it says counts: HTTP may be turned
-    off or restricted.
-    """
+    """The page of one version of a model, which HTTP may have or not, and may restrict."""
 
     def __init__(self, url: str) -> None:
         self._url = urlsplit(url)
-        self._was_ready = False
+        self._was_there = False
 
     def is_refusing(self) -> bool:
         """Return whether Triton takes no requests for the model; False if that is not known."""
@@ -40,9 +36,9 @@ class ReadinessPage:
         except TimeoutError:
             return False  # a busy machine
         except (OSError, http.client.HTTPException):
-            return self._was_ready
-        self._was_ready |= status == 200
-        return self._was_ready and status in _REFUSALS
+            return self._was_there
+        self._was_there = True
+        return status in _REFUSALS
 
     def _status(self) -> int:
         connection = http.client.HTTPConnection(self._url.netloc, timeout=_TIMEOUT_S)

@@ -57,6 +57,7 @@ class Service:
         self._max_prompt_bytes = config.max_prompt_bytes
         self._prompts = PromptThreads()
         self._unloads: UnloadWatch | None = None
+        self._has_accepted = False
         self._writer.start()
 
     @property
@@ -67,10 +68,11 @@ class Service:
 
     def watch_unloads(self, is_refusing: Callable[[], bool]) -> None:
         """End everything in time, too, when Triton says that it takes no requests for the model."""
-        self._unloads = UnloadWatch(is_refusing, lambda: self.is_ready, self._end_unloaded)
+        self._unloads = UnloadWatch(is_refusing, self._is_serving, self._end_unloaded)
 
     def accept(self, request: InferenceRequest) -> None:
         """Copy a request and answer it later; a wrong one is answered at once. Never raises."""
+        self._has_accepted = True
         arrival = read_arrival(request, time.monotonic())
         sender = request.get_response_sender()
         try:
@@ -91,6 +93,10 @@ class Service:
             self._unloads.stop()
         self._prompts.close()
         self._writer.stop()
+
+    def _is_serving(self) -> bool:
+        # Until it has had a request Triton may not take any yet, and nothing keeps it from leaving.
+        return self._has_accepted and self.is_ready
 
     def _end_unloaded(self) -> None:
         logger.info(
