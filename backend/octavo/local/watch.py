@@ -46,8 +46,10 @@ def watch(command: Sequence[str], probe: Probe, check_interval_s: float = CHECK_
     watching = ServerWatch(server.pid, probe, check_interval_s)
     while (status := server.poll()) is None:
         if watching.fault is not None:
-            print(f"octavo watch: {watching.fault}; the server is ended", file=sys.stderr)
             _end(server)
+            # Behind the end, for it may be that nobody reads it.
+            with contextlib.suppress(OSError):
+                print(f"octavo watch: {watching.fault}; the server is ended", file=sys.stderr)
             status = FAULT_STATUS
             break
         time.sleep(POLL_INTERVAL_S)
