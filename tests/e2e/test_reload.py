@@ -17,7 +17,7 @@ from octavo.local.bundle import write_repository
 from octavo.local.guardian import MARKER, SHARED_MEMORY
 from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
-from octavo_client import Client, InvalidRequest, OctavoClientError, Unavailable
+from octavo_client import Client, Completion, InvalidRequest, OctavoClientError, Unavailable
 
 pytestmark = pytest.mark.e2e
 
@@ -137,6 +137,28 @@ def test_a_load_with_a_wrong_option_fails_and_the_old_model_serves_on(
     assert status == 400
     assert "unknown engine option 'max_num_seq'; did you mean 'max_num_seqs'?" in answer
     assert client.generate("a", **SHORT) == right
+
+
+def test_an_unload_lets_running_streams_finish_and_a_load_serves_as_before(
+    explicit_server: TritonServer,
+    client: Client,
+    set_options: SetOptions,
+    post: Post,
+    become: Become,
+) -> None:
+    set_options()
+    assert post(explicit_server, f"{MODELS}/octavo/load", {}) == LOADED
+    right = client.generate("a", **MEDIUM)
+    streams = [begun(client, MEDIUM) for _ in range(3)]
+    assert post(explicit_server, f"{MODELS}/octavo/unload", {}) == LOADED
+    with pytest.raises(Unavailable):
+        client.generate("a", **SHORT)
+    rest = [Completion.from_deltas(stream) for stream in streams]
+    assert all(right.text.endswith(answer.text) for answer in rest)
+    assert {answer.finish_reason for answer in rest} == {"length"}
+    assert become(lambda: not client.is_ready())
+    assert post(explicit_server, f"{MODELS}/octavo/load", {}) == LOADED
+    assert client.generate("a", **MEDIUM) == right
 
 
 def test_a_load_while_a_drain_runs_serves_new_requests_and_ends_the_old_ones_in_time(
