@@ -2,12 +2,14 @@
 
     python benchmarks/mixed.py --rounds 3
 
-Both sides play the same 64 requests in turns (A B A B …). A round is void, and repeated, when other
-processes took more than 5 % of the CPU. Prints a table and, with --json, writes every figure.
+Both sides play the same 64 requests in turns (A B A B …). Every play of a side draws new prompts of
+the same lengths, which no cache has seen. A round is void, and repeated, when other processes took
+more than 5 % of the CPU. Prints a table and, with --json, writes every figure.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import statistics
@@ -23,7 +25,7 @@ import click
 import torch
 import transformers
 from quiet import QuietWatch
-from workload import Job, mixed_workload
+from workload import Job, mixed_workload, with_new_prompts
 
 import octavo
 from octavo.local.demo_model import demo_checkpoint
@@ -54,6 +56,7 @@ def main(rounds: int, seed: int, json_path: Path | None) -> None:
     """Compare output tokens per second on the mixed workload."""
     jobs = mixed_workload(seed)
     model = str(demo_checkpoint())
+    plays = itertools.count(1)
     num_tokens = sum(job.num_output_tokens for job in jobs)
     click.echo(
         f"{len(jobs)} requests, {sum(len(j.prompt_token_ids) for j in jobs):,} prompt and "
@@ -65,7 +68,13 @@ def main(rounds: int, seed: int, json_path: Path | None) -> None:
         server.wait_ready(timeout_s=120)
         play_octavo(server, jobs)
         for _ in range(rounds):
-            runs.append(counted("octavo", lambda: play_octavo(server, jobs), num_tokens))
+            runs.append(
+                counted(
+                    "octavo",
+                    lambda: play_octavo(server, with_new_prompts(jobs, next(plays))),
+                    num_tokens,
+                )
+            )
             runs.append(counted("static", lambda: play_static(model, jobs), num_tokens))
     report(runs, json_path)
 

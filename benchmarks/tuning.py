@@ -34,11 +34,13 @@ from octavo_client import Client
 LOAD = 0.8
 """Arrivals of the paced play, as a share of what the default options manage at once."""
 SEED = 0
+NUM_WARM_UP = 8
+"""Requests that a new server answers before it is measured."""
 #: Option to its values; the first is the default's.
 SWEEPS: dict[str, tuple[int, ...]] = {
-    "max_num_seqs": (64, 1, 2, 4, 8, 16, 32),
+    "max_num_seqs": (64, 4, 8, 16, 32),
     "max_num_batched_tokens": (512, 64, 128, 256, 1024, 2048),
-    "num_kv_blocks": (2048, 64, 96, 128, 192, 256, 384, 512, 1024),
+    "num_kv_blocks": (2048, 64, 96, 128, 256, 512, 1024),
     "block_size": (16, 8, 32, 64, 128),
 }
 
@@ -101,7 +103,7 @@ def measure(option: str, value: int, jobs: list[Job], rate: float) -> Point:
         # The budget must have room for every sequence.
         options["max_num_seqs"] = min(64, value)
     with serving(options) as server:
-        play(server, jobs, None)
+        play(server, jobs[:NUM_WARM_UP], None)
         at_once, _ = play_quietly(server, jobs, None)
         paced, _ = play_quietly(server, jobs, rate)
     return Point(option, value, at_once, paced)
@@ -187,7 +189,7 @@ def line(point: Point) -> str:
 def draw(points: list[Point], path: Path) -> None:
     """Plot throughput at once, and paced latencies, over the values of one option."""
     values = [point.value for point in points]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.2), layout="constrained")
     left.plot(values, [point.at_once.tokens_per_s for point in points], "o-")
     left.set(ylabel="output tokens/s, 64 requests at once", ylim=(0, None))
     for name, label in (
@@ -200,7 +202,7 @@ def draw(points: list[Point], path: Path) -> None:
             values, [getattr(point.paced, name) * 1e3 for point in points], "o-", label=label
         )
     right.set(ylabel="ms, paced arrivals", yscale="log")
-    right.legend(fontsize="small")
+    right.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     for axes in (left, right):
         axes.set(xlabel=points[0].option, xscale="log")
         axes.set_xticks(values, [f"{value:,}" for value in values])

@@ -6,6 +6,7 @@ Knows nothing of tensors.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from octavo_client.codec import (
     encode_request,
 )
 from octavo_client.engine_health import EngineHealth
-from octavo_client.errors import RequestCancelled
+from octavo_client.errors import OctavoClientError, RequestCancelled
 from octavo_client.transport import (
     DEFAULT_KEEPALIVE_S,
     STREAM_CODERS,
@@ -66,8 +67,7 @@ class AsyncDeltaStream:
         try:
             response = await self._read()
             if response is not grpc.aio.EOF:
-                deltas, self._state.complete = self._reader.read(response)
-                self._unread.extend(deltas)
+                self._unread.extend(await self._take(response))
                 return self._unread.popleft()
             failure = self._state.end(None)
         except grpc.RpcError as error:
@@ -88,6 +88,23 @@ class AsyncDeltaStream:
                 raise
             # gRPC reports a call that was cancelled here as if the task had been.
             raise RequestCancelled("the stream was closed while it was read") from None
+
+    async def _take(self, response: Any) -> list[Delta]:
+        """Return what a response brings; after the last, wait until the server ends the call."""
+        try:
+            deltas, is_last = self._reader.read(response)
+        except OctavoClientError:
+            await self._await_end()
+            raise
+        if is_last:
+            await self._await_end()
+            self._state.complete = True
+        return deltas
+
+    async def _await_end(self) -> None:
+        # Triton 2.51 keeps an unloaded model for ever whose call was cancelled just before its end.
+        with contextlib.suppress(grpc.RpcError, RequestCancelled):
+            await self._read()
 
     async def close(self) -> None:
         """Cancel the request on the server, unless it has ended; safe to call twice."""

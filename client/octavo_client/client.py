@@ -5,6 +5,7 @@ Knows nothing of tensors.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -64,8 +65,7 @@ class DeltaStream:
             return self._unread.popleft()
         failure: OctavoClientError | None
         try:
-            deltas, self._state.complete = self._reader.read(next(self._call))
-            self._unread.extend(deltas)
+            self._unread.extend(self._take(next(self._call)))
             return self._unread.popleft()
         except StopIteration:
             failure = self._state.end(None)
@@ -77,6 +77,23 @@ class DeltaStream:
         if failure is None:
             raise StopIteration
         raise failure
+
+    def _take(self, response: Any) -> list[Delta]:
+        """Return what a response brings; after the last, wait until the server ends the call."""
+        try:
+            deltas, is_last = self._reader.read(response)
+        except OctavoClientError:
+            self._await_end()
+            raise
+        if is_last:
+            self._await_end()
+            self._state.complete = True
+        return deltas
+
+    def _await_end(self) -> None:
+        # Triton 2.51 keeps an unloaded model for ever whose call was cancelled just before its end.
+        with contextlib.suppress(StopIteration, grpc.RpcError):
+            next(self._call)
 
     def close(self) -> None:
         """Cancel the request on the server, unless it has ended; safe to call twice."""

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import gc
 import threading
 import time
@@ -203,6 +204,24 @@ async def test_ready_and_health_ask_the_server(server):
         assert not await client.is_ready()
         assert 0 < await client.health(timeout_s=5) < 5
     assert server.requests[0]["sampling_parameters"] == b'{"max_tokens": 1, "temperature": 0.0}'
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+@in_event_loop
+async def test_a_request_that_has_its_last_response_is_not_cancelled(server, ends_well):
+    ended = []
+
+    def last_response_and_later_the_end(_):
+        yield server.last("a") if ends_well else server.refuse("UNAVAILABLE: full")
+        time.sleep(0.1)
+        ended.append(True)
+
+    server.script = last_response_and_later_the_end
+    async with AsyncClient(server.url) as client:
+        with contextlib.suppress(Unavailable):
+            async with client.stream("hi") as deltas:
+                assert (await anext(deltas)).text == "a"
+    assert ended == [True]
 
 
 @in_event_loop

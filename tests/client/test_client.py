@@ -1,5 +1,6 @@
 import _thread
 import collections
+import contextlib
 import gc
 import threading
 import time
@@ -136,6 +137,21 @@ def test_a_stream_that_stops_without_the_final_flag_is_an_error(server, client):
     server.plays(server.delta("a"))
     with pytest.raises(Unavailable, match="ended the stream before its last response"):
         list(client.stream("hi"))
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_request_that_has_its_last_response_is_not_cancelled(server, client, ends_well):
+    ended = []
+
+    def last_response_and_later_the_end(_):
+        yield server.last("a") if ends_well else server.refuse("UNAVAILABLE: full")
+        time.sleep(0.1)
+        ended.append(True)
+
+    server.script = last_response_and_later_the_end
+    with client.stream("hi") as deltas, contextlib.suppress(Unavailable):
+        assert next(deltas).text == "a"
+    assert ended == [True]
 
 
 def test_closing_cancels_on_the_server_and_ends_the_iteration(server, client):

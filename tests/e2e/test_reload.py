@@ -96,6 +96,17 @@ def begun(client: Client, params: dict[str, Any]) -> Any:
     return stream
 
 
+def refuse_many(client: Client) -> None:
+    """Send requests at once that the engine refuses a moment after they were taken in."""
+
+    def ask(_: int) -> None:
+        with pytest.raises(InvalidRequest):
+            client.generate("a", structured_outputs={"regex": "((a"}, **SHORT)
+
+    with ThreadPoolExecutor(40) as threads:
+        list(threads.map(ask, range(40)))
+
+
 def num_tokens(stream: Any) -> int:
     return sum(delta.num_output_tokens for delta in stream)
 
@@ -213,6 +224,7 @@ def test_two_models_live_apart_and_unloads_leave_nothing(
         assert post(explicit_server, f"{MODELS}/other/load", {}) == LOADED
         with Client(explicit_server.grpc_url, "other", timeout_s=60) as other:
             assert other.generate("a", **SHORT) == right
+            refuse_many(other)
             stream = begun(client, MEDIUM)
             assert post(explicit_server, f"{MODELS}/other/unload", {}) == LOADED
             assert num_tokens(stream) > 500

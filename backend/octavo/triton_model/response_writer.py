@@ -27,6 +27,8 @@ from octavo.triton_model.reporting import Reports
 CANCELLATION_INTERVAL_S = 0.02
 #: Clients asked each time, in turn; each answer takes about 50 us to come.
 CANCELLATION_BATCH = 16
+#: However many there are, each is asked once in this time.
+CANCELLATION_ROUND_S = 1.0
 #: What the engine gets to end by itself.
 ENGINE_CLOSE_TIMEOUT_S = 5.0
 
@@ -243,8 +245,10 @@ class ResponseWriter:
         self._ask_at_s = now_s + CANCELLATION_INTERVAL_S
         if not self._to_ask:
             self._to_ask.extend(self._live)
+        share = CANCELLATION_INTERVAL_S / CANCELLATION_ROUND_S
+        batch = max(CANCELLATION_BATCH, int(len(self._live) * share))
         num_asked = 0
-        while self._to_ask and num_asked < CANCELLATION_BATCH:
+        while self._to_ask and num_asked < batch:
             live = self._live.get(self._to_ask.popleft())
             if live is None:
                 continue  # asking after the final response is forbidden
