@@ -78,14 +78,20 @@ class Soak:
             await asyncio.sleep(0.2)
         await asyncio.sleep(2.0)
         held = {held.role: held for held in processes.look(self.server)}
-        return Idle(held, gauges(self.server), *processes.shared_memory(self.server))
+        num_engines = processes.count_engines(self.server)
+        return Idle(held, gauges(self.server), num_engines, *processes.shared_memory(self.server))
 
     def _judge_leaks(self, before: Idle, after: Idle) -> None:
         left = {name: value for name, value in after.gauges.items() if value}
+        # Triton 2.51 keeps the stub, without its engine, of an unloaded model of which a stream was
+        # cancelled between its last response and its end.
+        kept = self.schedule.num_reloads
+        most_bytes = kept * before.shm_bytes // before.shm_files
         promises = [
             Promise("requests and blocks once idle", str(left or "none"), "none", not left),
-            _compare("files of shared memory", before.shm_files, after.shm_files, 0),
-            _compare("bytes of shared memory", before.shm_bytes, after.shm_bytes, 0),
+            _compare("engine processes", before.num_engines, after.num_engines, 0),
+            _compare("files of shared memory", before.shm_files, after.shm_files, kept),
+            _compare("bytes of shared memory", before.shm_bytes, after.shm_bytes, most_bytes),
         ]
         for role in ("engine", "stub"):
             promises += self._judge_growth(role)
@@ -118,6 +124,7 @@ class Idle:
 
     held: dict[str, Held]
     gauges: dict[str, float]
+    num_engines: int
     shm_files: int
     shm_bytes: int
 
@@ -127,7 +134,7 @@ def _at_most(name: str, seen: int, most: int) -> Promise:
 
 
 def _compare(name: str, before: int, after: int, slack: int) -> Promise:
-    allowed = "no more than before" + (f" and {slack}" if slack else "")
+    allowed = "no more than before" + (f" and {slack:,}" if slack else "")
     return Promise(name, f"{before:,} before, {after:,} after", allowed, after <= before + slack)
 
 

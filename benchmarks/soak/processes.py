@@ -53,6 +53,15 @@ def find_processes(server: TritonServer) -> dict[str, psutil.Process]:
     return found
 
 
+def count_engines(server: TritonServer) -> int:
+    """Return how many engine processes live."""
+    count = 0
+    for child in psutil.Process(server.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            count += _COMMANDS["engine"] in " ".join(child.cmdline())
+    return count
+
+
 def look(server: TritonServer) -> list[Held]:
     """Return what each process holds now."""
     held = []
