@@ -61,7 +61,7 @@ def test_killed_engine_fails_its_requests_at_once_and_comes_back_by_itself(
             client.generate("a", **SHORT)
         assert time.monotonic() - killed_s < 2.0
         assert become(lambda: metrics(server)["engine_up"] == 0)
-        assert metrics(server)["kv_blocks_used"] == 0
+        assert become(lambda: metrics(server)["kv_blocks_used"] == 0)
         assert become(lambda: metrics(server)["engine_up"] == 1, 60.0)
         assert client.generate("a", **SHORT) == before
         find_process(server, ENGINE).kill()
@@ -98,6 +98,7 @@ def test_killed_stub_takes_the_engine_along_and_no_client_hangs(
     """This version of the server never replaces a stub, and goes on to say that it is ready.
 
     It tells the next caller, but not those whose streams are open: their own time limit ends them.
+    Now and then it ends itself instead, and then everybody is told at once.
     """
     server = start_server(grace_s=1.0)
     engine = find_process(server, ENGINE)
@@ -106,9 +107,9 @@ def test_killed_stub_takes_the_engine_along_and_no_client_hangs(
         assert probe(server, "--live").returncode == 0
         find_process(server, STUB).kill()
         assert probe(server, "--live").returncode == 1
-        with pytest.raises(Unavailable, match="is not healthy"):
+        with pytest.raises(Unavailable, match=r"is not healthy|no gRPC server answers"):
             client.generate("a", **SHORT, timeout_s=30)
-        with pytest.raises(RequestTimeout):
+        with pytest.raises((RequestTimeout, Unavailable)):
             list(stream)
     assert become(lambda: not engine.is_running())
     assert not server.stop(), "the server alone waits for the dead stub for ever"

@@ -78,8 +78,9 @@ def test_thousand_clients_at_once_are_all_answered(
     assert {(answer.token_ids, answer.finish_reason) for answer in answers} == {
         (answers[0].token_ids, "length")
     }
+    all_counted = before + NUM_CLIENTS
+    assert become(lambda: metrics(tiny_server)["requests_total length"] == all_counted)
     assert become(lambda: is_idle(metrics(tiny_server)))
-    assert metrics(tiny_server)["requests_total length"] == before + NUM_CLIENTS
 
 
 async def time_refusal(client: AsyncClient, limit: str, **changes: Any) -> float:
@@ -148,9 +149,9 @@ def test_five_thousand_requests_wait_in_bounded_memory_and_all_are_answered(
     assert statistics.median(full.refusals_s) < 0.5
     assert max(full.refusals_s) < 5.0, "a busy machine may be late now and then, but not by this"
     assert all(grown_kib[word] < most for word, most in MOST_KIB_A_QUEUED_REQUEST.items())
+    assert become(lambda: metrics(server)["requests_total length"] == NUM_QUEUED - 1)
     assert become(lambda: is_idle(metrics(server)))
     figures = metrics(server)
-    assert figures["requests_total length"] == NUM_QUEUED - 1
     assert figures["admission_rejections_total max_num_queued_requests"] == NUM_REFUSED
     assert figures["admission_rejections_total max_num_queued_tokens"] == 1
     assert all(process.is_running() for process in processes.values())

@@ -40,7 +40,7 @@ ANSWERED = "answered"
 REASONS = {
     "refused by the model": r"(400 )?INVALID_ARG: ",
     "too late": r"(400 )?CANCELLED: the request passed its deadline of",
-    "refused by Triton": r"""(?x)(\[request\ id:.*\]\ |\d+\ )?(
+    "refused by Triton": r"""(?xs)(\[request\ id:.*\]\ |\d+\ )?(
         unexpected\ inference\ (in|out)put\ '
         |input\ '.*'\ already\ exists\ in\ request
         |inference\ input\ '.*'\ data-type\ is
@@ -52,6 +52,7 @@ REASONS = {
         |unexpected\ number\ of\ string\ elements\ \d+\ for\ inference\ input\ '
         |incomplete\ string\ (data|length\ indicator)\ for\ inference\ input\ '
         |parameter\ '.*'\ has\ invalid\ type
+        |parameter\ key\ '.*'\ was\ not\ found\ in\ the\ JSON
         |invalid\ value\ (type\ )?for
         |parameter\ keys\ starting\ with\ 'triton_'
         |Converting\ keyword:\ 'parameters'
@@ -176,14 +177,19 @@ def kind_of(end: str) -> str:
 
 
 def test_random_requests_end_once_with_an_answer_or_a_reason(
-    start_server: StartServer, find_process: FindProcess, requests_at_a_time: Any
+    start_server: StartServer,
+    find_process: FindProcess,
+    requests_at_a_time: Any,
+    pytestconfig: pytest.Config,
 ) -> None:
+    """The same cases each time, or others with `--hypothesis-seed`."""
+    is_seeded = pytestconfig.getoption("--hypothesis-seed") is not None
     server = start_server(environment={"OCTAVO_MAX_MODEL_LEN": str(CONTEXT)})
     processes = [find_process(server, word) for word in ("octavo.engine_process", "backend_stub")]
     wire = Wire(server)
     ends: collections.Counter[str] = collections.Counter()
 
-    @settings(max_examples=NUM_CASES // NUM_AT_A_TIME)
+    @settings(max_examples=NUM_CASES // NUM_AT_A_TIME, derandomize=not is_seeded)
     @given(requests_at_a_time)
     def ask(requests: tuple[list[Any], list[tuple[str, bytes]]]) -> None:
         kinds = collections.Counter(map(kind_of, wire.ask(*requests)))
