@@ -65,7 +65,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     """Memory for KV blocks, in bytes; absent on CPU: a quarter of free memory, at most 4 GiB."""
     swap_space_bytes: int | None = None
-    """Host memory for KV off the device, in bytes; absent: a tenth of the free, at most 4 GiB."""
+    """Host memory for KV off a GPU, in bytes; absent: a tenth of the free, at most 4 GiB."""
     enable_prefix_caching: bool = True
     """Reuse the KV of prompts and answers that begin alike."""
     preemption_mode: str = "auto"

@@ -29,7 +29,7 @@ SHAPE = KVCacheShape(num_layers=4, num_kv_heads=8, head_dim=512, block_size=16, 
 )
 def test_the_swap_space_holds_whole_blocks(swap_space_bytes, num_blocks):
     config = EngineConfig("model", swap_space_bytes=swap_space_bytes)
-    assert choose_num_host_blocks(config, SHAPE, MEMORY) == num_blocks
+    assert choose_num_host_blocks(config, SHAPE, CPU, MEMORY) == num_blocks
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_by_default_a_tenth_of_free_memory_is_for_swapping_and_a_quarter_for_kv_
 ):
     config = EngineConfig("model")
     memory = HostMemory(Limit(200 * GIB, THIS_MACHINE), Limit(free_bytes, THIS_MACHINE))
-    assert choose_num_host_blocks(config, SHAPE, memory) == num_swap_blocks
+    assert choose_num_host_blocks(config, SHAPE, torch.device("cuda"), memory) == num_swap_blocks
     if num_kv_blocks is None:
         with pytest.raises(ConfigError, match=r"^0 bytes for the KV cache hold no block"):
             choose_num_blocks(config, SHAPE, CPU, memory)
@@ -49,12 +49,19 @@ def test_by_default_a_tenth_of_free_memory_is_for_swapping_and_a_quarter_for_kv_
         assert choose_num_blocks(config, SHAPE, CPU, memory) == num_kv_blocks
 
 
+def test_on_a_cpu_nothing_is_swapped_by_default_unless_all_is():
+    """There KV would only move from memory to memory, which costs more than it saves."""
+    assert choose_num_host_blocks(EngineConfig("model"), SHAPE, CPU, MEMORY) == 0
+    swapping = EngineConfig("model", preemption_mode="swap")
+    assert choose_num_host_blocks(swapping, SHAPE, CPU, MEMORY) == 307
+
+
 @pytest.mark.parametrize("source", [THIS_MACHINE, "this control group (/memory.max)"])
 def test_more_swap_space_than_memory_is_refused(source):
     memory = HostMemory(Limit(8 * GIB, source), Limit(6 * GIB, THIS_MACHINE))
     config = EngineConfig("model", swap_space_bytes=8 * GIB + 1)
     with pytest.raises(ConfigError) as caught:
-        choose_num_host_blocks(config, SHAPE, memory)
+        choose_num_host_blocks(config, SHAPE, CPU, memory)
     assert str(caught.value) == (
         "option swap_space_bytes is 8,589,934,593 but must be at most the 8,589,934,592 bytes of "
         f"memory that {source} has"
@@ -69,9 +76,9 @@ def test_swapping_needs_swap_space_for_a_block():
         match=rf"^option preemption_mode is 'swap' but the swap space is {size - 1:,} bytes and "
         rf"must be at least the {size:,} of one KV block; raise swap_space_bytes$",
     ):
-        choose_num_host_blocks(config, SHAPE, MEMORY)
+        choose_num_host_blocks(config, SHAPE, CPU, MEMORY)
     config = EngineConfig("model", preemption_mode="swap", swap_space_bytes=size)
-    assert choose_num_host_blocks(config, SHAPE, MEMORY) == 1
+    assert choose_num_host_blocks(config, SHAPE, CPU, MEMORY) == 1
 
 
 @pytest.mark.parametrize("name", ["num_kv_blocks", "kv_cache_memory_bytes"])

@@ -95,15 +95,21 @@ def choose_num_blocks(
     return num_blocks
 
 
-def choose_num_host_blocks(config: EngineConfig, shape: KVCacheShape, memory: HostMemory) -> int:
+def choose_num_host_blocks(
+    config: EngineConfig, shape: KVCacheShape, device: torch.device, memory: HostMemory
+) -> int:
     """Return the number of host blocks to allocate for KV that leaves the device; may be 0.
 
-    `swap_space_bytes` decides if given, else a tenth of the free memory and at most 4 GiB.
+    `swap_space_bytes` decides if given, else a tenth of the free memory and at most 4 GiB. On CPU
+    there are none by default unless everything is to be swapped: a copy from memory to memory costs
+    time, and the same bytes serve better as blocks of the cache.
 
     Raises:
         ConfigError: the host does not have so much memory, or it is to be used but holds no block.
     """
     swap_bytes = config.swap_space_bytes
+    if swap_bytes is None and device.type == "cpu" and config.preemption_mode != "swap":
+        return 0
     if swap_bytes is None:
         swap_bytes = min(int(memory.free.amount * _SWAP_SHARE_OF_FREE_MEMORY), _SWAP_MAX_BYTES)
     _check_fits("option swap_space_bytes", swap_bytes, memory.total)

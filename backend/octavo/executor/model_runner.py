@@ -95,7 +95,7 @@ class ModelRunner:
         self.num_blocks = choose_num_blocks(
             config, attention.shape, self._device, memory, needed_bytes
         )
-        self.num_host_blocks = choose_num_host_blocks(config, attention.shape, memory)
+        self.num_host_blocks = choose_num_host_blocks(config, attention.shape, self._device, memory)
         self._kv_cache = attention.allocate(self.num_blocks)
         host_cache = attention.allocate(self.num_host_blocks, host=True)
         self._transfers = make_transfers(attention, self._kv_cache, host_cache)
