@@ -133,8 +133,9 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a step has anything to do, be it to wait for a grammar."""
-        return self.scheduler.has_unfinished or bool(len(self._gate))
+        """Whether a step has anything to do, be it to wait for a grammar or to tell of an end."""
+        is_untold = any(flight.scheduled.ended for flight in self._under_way)
+        return self.scheduler.has_unfinished or bool(len(self._gate)) or is_untold
 
     def add(self, request: Request) -> None:
         """Queue a request whose parameters are resolved; nothing else notices a refusal.

@@ -270,6 +270,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.driver.arrive()
             self.recount()
         assert not self.scheduler.has_unfinished
+        while self.driver.under_way:  # which may still have to tell of a deadline
+            self.land()
         expected = ((s.request_id, index) for s in self.arrivals for index in range(s.params.n))
         assert +self.ends == Counter(expected)
         cache = self.scheduler.cache

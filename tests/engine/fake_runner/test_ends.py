@@ -28,6 +28,22 @@ def test_a_deadline_ends_every_answer_with_what_it_has(make_request, fake_runner
     assert engine.stats().num_free_blocks == 12
 
 
+def test_a_deadline_that_passes_as_the_last_one_running_stops_is_told(
+    make_engine, make_request, ahead_runner, continue_by_hand
+):
+    now_s = 0.0
+    engine = make_engine(ahead_runner(), lambda: now_s, max_num_seqs=1)
+    (last,) = continue_by_hand([5, 6], 1)
+    engine.add(make_request("stops", [5, 6], temperature=0, stop_token_ids=(last,)))
+    engine.add(make_request("waits", 5, deadline_s=3.0))
+    assert engine.step().outputs == ()
+    now_s = 4.0
+    ends = []
+    while engine.has_unfinished:
+        ends += [(each.request_id, each.finish_reason) for each in engine.step().outputs]
+    assert ends == [("stops", FinishReason.STOP), ("waits", FinishReason.DEADLINE)]
+
+
 def test_a_full_queue_refuses_and_counts(make_engine, make_request):
     engine = make_engine(max_num_seqs=1, max_num_queued_requests=1)
     engine.add(make_request("a", 5))
