@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from octavo.errors import ConfigError
@@ -157,6 +159,35 @@ def test_tenants_that_vanished_are_forgotten_and_the_largest_debts_last(make):
         policy.arrive(back)
         counters.append(policy.rank(back)[0])
     assert counters == [0.0, MAX_IDLE_TENANTS + 1.0, 2.0 * MAX_IDLE_TENANTS]
+
+
+def test_a_newcomer_is_lifted_to_the_lowest_counter_of_those_live_after_any_history(make):
+    policy, random = make_policy("fair"), Random(0)
+    live = {}
+    for turn in range(2000):
+        tenant = str(random.randrange(20))
+        if tenant not in live:
+            live[tenant] = make(turn, tenant=tenant)
+            policy.arrive(live[tenant])
+        elif len(live) > 1 and random.random() < 0.3:
+            policy.leave(live.pop(tenant))
+        policy.serve(random.choice(list(live.values())), random.randrange(1, 9))
+        newcomer = make(turn, tenant=f"newcomer {turn}")
+        policy.arrive(newcomer)
+        lowest = min(policy.rank(sequence)[0] for sequence in live.values())
+        assert policy.rank(newcomer)[0] == lowest
+        policy.leave(newcomer)
+
+
+def test_counters_of_tenants_that_came_and_went_are_not_listed_forever(make):
+    policy = make_policy("fair")
+    policy.arrive(make(0, tenant="stays"))
+    for number in range(1, 1001):
+        passer = make(number, tenant=str(number))
+        policy.arrive(passer)
+        policy.serve(passer, 5)
+        policy.leave(passer)
+    assert len(policy._heap) < 100
 
 
 @pytest.mark.parametrize(

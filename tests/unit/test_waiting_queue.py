@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from hypothesis.stateful import (
 from octavo.errors import EngineError
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
-from octavo.scheduler.policy import make_policy
+from octavo.scheduler.policy import PriorityPolicy, make_policy
 from octavo.scheduler.waiting_queue import WaitingQueue
 from octavo.sequence import Sequence, SequenceStatus
 
@@ -125,6 +127,26 @@ def test_removal_of_one_that_does_not_wait_is_an_error(make):
         with pytest.raises(EngineError, match=r"is not in the queue but must be to be removed$"):
             queue.remove(stranger)
     assert len(queue) == 1
+
+
+def test_who_looks_at_the_first_few_ranks_no_others(make):
+    policy = CountingPolicy()
+    queue = WaitingQueue(policy)
+    for arrival in range(1000):
+        queue.push(make(arrival, priority=arrival))
+    policy.num_ranked = 0
+    assert [sequence.arrival_number for sequence in islice(queue, 3)] == [0, 1, 2]
+    assert policy.num_ranked < 10
+
+
+class CountingPolicy(PriorityPolicy):
+    """Counts how often it was asked for a rank."""
+
+    num_ranked = 0
+
+    def rank(self, sequence):
+        self.num_ranked += 1
+        return super().rank(sequence)
 
 
 class QueueMachine(RuleBasedStateMachine):

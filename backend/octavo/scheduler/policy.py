@@ -7,7 +7,7 @@ nothing of queues, blocks, steps or the clock.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from heapq import nlargest
+from heapq import heapify, heappop, heappush, heapreplace, nlargest
 from operator import itemgetter
 from typing import Protocol
 
@@ -18,6 +18,8 @@ from octavo.tenant_weights import read_tenant_weights
 
 #: Tenants without requests whose counters are remembered for sure.
 MAX_IDLE_TENANTS = 1024
+#: Outdated entries of a heap that are kept before it is built anew.
+MAX_SPARE_ENTRIES = 64
 
 
 class Policy(Protocol):
@@ -105,6 +107,8 @@ class FairPolicy:
         self._num_live: dict[str, int] = {}
         self._counters: dict[str, float] = {}
         """Of tenants with live sequences."""
+        self._heap: list[tuple[float, str]] = []
+        """Has an entry for each counter that is not above it, for counters rise."""
         self._idle_counters: dict[str, float] = {}
         self._last_floor = 0.0
 
@@ -128,6 +132,7 @@ class FairPolicy:
             floor = self._floor
             self._num_live[tenant] = 0
             self._counters[tenant] = max(floor, self._idle_counters.pop(tenant, floor))
+            self._list(tenant)
         self._num_live[tenant] += 1
 
     def leave(self, sequence: Sequence) -> None:
@@ -148,7 +153,23 @@ class FairPolicy:
 
     @property
     def _floor(self) -> float:
-        return min(self._counters.values(), default=self._last_floor)
+        heap = self._heap
+        while heap:
+            listed, tenant = heap[0]
+            counter = self._counters.get(tenant)
+            if counter is None:
+                heappop(heap)
+            elif counter > listed:
+                heapreplace(heap, (counter, tenant))
+            else:
+                return counter
+        return self._last_floor
+
+    def _list(self, tenant: str) -> None:
+        heappush(self._heap, (self._counters[tenant], tenant))
+        if len(self._heap) > 2 * len(self._counters) + MAX_SPARE_ENTRIES:
+            self._heap = [(counter, name) for name, counter in self._counters.items()]
+            heapify(self._heap)
 
     def _forget_idle(self) -> None:
         # Those at the floor would be lifted anyway; of the others the lowest gain the least.

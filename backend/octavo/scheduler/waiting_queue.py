@@ -8,14 +8,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Set
-from heapq import heapify, heappop, heappush, heapreplace, merge
+from heapq import heapify, heappop, heappush, heapreplace
 
 from octavo.errors import EngineError
-from octavo.scheduler.policy import Policy
+from octavo.scheduler.policy import MAX_SPARE_ENTRIES, Policy
 from octavo.sequence import Sequence, SequenceStatus
-
-#: Outdated entries of the heap that are kept before it is built anew.
-_MAX_SPARE_ENTRIES = 64
 
 
 class WaitingQueue:
@@ -95,8 +92,23 @@ class WaitingQueue:
         return self._num_sequences
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Iterate in the policy's order of now; the queue must not change meanwhile."""
-        return merge(*self._groups.values(), key=self._policy.rank)
+        """Iterate in the policy's order of now; the queue must not change meanwhile.
+
+        Who looks at the first few does not pay for all groups.
+        """
+        heap, places = self._heap.copy(), Counter[Hashable]()
+        while heap:
+            listed_rank, name = heap[0]
+            group, place = self._groups.get(name, ()), places[name]
+            if place == len(group):
+                heappop(heap)
+                continue
+            rank = self._policy.rank(group[place])
+            if rank == listed_rank:
+                yield group[place]
+                places[name] += 1
+            else:
+                heapreplace(heap, (rank, name))
 
     def would_lead(self, sequence: Sequence) -> bool:
         """Return whether a sequence that is not here would be the head."""
@@ -116,7 +128,7 @@ class WaitingQueue:
 
     def _list(self, name: Hashable) -> None:
         heappush(self._heap, (self._policy.rank(self._groups[name][0]), name))
-        if len(self._heap) > 2 * len(self._groups) + _MAX_SPARE_ENTRIES:
+        if len(self._heap) > 2 * len(self._groups) + MAX_SPARE_ENTRIES:
             groups = self._groups.items()
             self._heap = [(self._policy.rank(group[0]), name) for name, group in groups]
             heapify(self._heap)
