@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from workload import Job
+from benchmarks.workload import Job
 
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.request import Request
@@ -24,10 +24,10 @@ _FIRST_DRAWN_ID = 1_000_000
 
 
 def make_scheduler(
-    cache: KVCacheManager, limits: SchedulerLimits, *, swaps: bool = False
+    cache: KVCacheManager, limits: SchedulerLimits, *, swaps: bool = False, policy: str = "fcfs"
 ) -> Scheduler:
-    """Return a first-come-first-served scheduler that always swaps, or never does."""
-    return Scheduler(limits, cache, make_policy("fcfs"), (), lambda num_blocks, num_tokens: swaps)
+    """Return a scheduler that always swaps, or never does."""
+    return Scheduler(limits, cache, make_policy(policy), (), lambda num_blocks, num_tokens: swaps)
 
 
 def play(scheduler: Scheduler, jobs: list[Job]) -> Iterator[SchedulerOutput]:

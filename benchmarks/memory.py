@@ -1,6 +1,6 @@
 """Count how KV memory is used: paged against contiguous reservation, and a pool that is too small.
 
-    python benchmarks/memory.py
+    python -m benchmarks.memory
 
 Runs the real scheduler and KV cache manager without a model, so every figure is counted and exact,
 and does not depend on the machine or on who else uses it.
@@ -10,6 +10,10 @@ in blocks of 16 slots, and with the longest sequence's slots reserved for each i
 the longest is that of the workload itself, 2,048 tokens, or the demo model's context. At first the
 token budget of a step, not memory, keeps requests waiting; memory is full from the first step on
 that leaves some waiting though it could compute more.
+
+Static batches of the same requests reserve, for every row, the longest prompt and the longest
+output of the batch, until the batch ends. A slot counts as filled once its token is there, also
+when the answer has ended and nobody reads it any more.
 
 The second table plays 8 requests of 256 prompt and 256 output tokens in blocks for one and a half.
 With prefix caching, the blocks that are swapped out include those evicted to the host.
@@ -23,8 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
-from dry_run import make_scheduler, play
-from workload import Job, mixed_workload
+from benchmarks.dry_run import make_scheduler, play
+from benchmarks.workload import Job, mixed_workload
 
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.scheduler.admission import SchedulerLimits
@@ -35,6 +39,7 @@ from octavo.sequence import NO_BLOCK
 BLOCK_SIZE = 16
 RESERVED_TOKENS = (768, 2048, 8192)
 """The workload's longest prompt plus output, a usual limit, and the demo model's context."""
+STATIC_BATCH = 8
 MAX_NUM_SEQS = 1024
 MAX_NUM_BATCHED_TOKENS = 512
 DEMO_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 2
@@ -72,6 +77,17 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Reservation:
+    """What static batches do with the slots that they reserve."""
+
+    batch_size: int
+    reserved_slots: float
+    """A batch, on average over the steps."""
+    filled_share: float
+    """Of the slots that are reserved, over all steps."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pressure:
     """What a pool for one and a half requests costs."""
 
@@ -105,6 +121,11 @@ def main(requests: int, blocks: int, seed: int, json_path: Path | None) -> None:
         "demo model)\n"
     )
     print_usages(usages)
+    reservation = static_batches(jobs)
+    click.echo(
+        f"\nstatic batches of {reservation.batch_size}: {reservation.reserved_slots:,.0f} slots a "
+        f"batch, {reservation.filled_share:.1%} of these with a token in them"
+    )
     pressures = [
         pressure(caching, mode) for caching in (False, True) for mode in ("recompute", "swap")
     ]
@@ -116,6 +137,7 @@ def main(requests: int, blocks: int, seed: int, json_path: Path | None) -> None:
             "blocks": blocks,
             "seed": seed,
             "usage": [asdict(usage) for usage in usages],
+            "static": asdict(reservation),
             "pressure": [asdict(each) for each in pressures],
         }
         json_path.write_text(json.dumps(figures, indent=2) + "\n")
@@ -137,6 +159,22 @@ def contiguous(jobs: list[Job], num_slots: int, length: int) -> Usage:
     cache = KVCacheManager(2 * num_sequences + 2, length, prefix_caching=False)
     limits = SchedulerLimits(num_sequences, MAX_NUM_BATCHED_TOKENS, length)
     return measure(f"{length:,} reserved", make_scheduler(cache, limits), jobs, num_slots)
+
+
+def static_batches(jobs: list[Job], batch_size: int = STATIC_BATCH) -> Reservation:
+    """Count what batches in the order of arrival reserve and fill, each until its longest ends."""
+    num_steps = num_reserved = num_filled = 0
+    for first in range(0, len(jobs), batch_size):
+        batch = jobs[first : first + batch_size]
+        longest = max(job.num_output_tokens for job in batch)
+        width = max(len(job.prompt_token_ids) for job in batch) + longest
+        num_steps += longest
+        num_reserved += longest * len(batch) * width
+        for job in batch:
+            count = job.num_output_tokens
+            num_filled += longest * len(job.prompt_token_ids)
+            num_filled += count * (count + 1) // 2 + (longest - count) * count
+    return Reservation(batch_size, num_reserved / num_steps, num_filled / num_reserved)
 
 
 def measure(kind: str, scheduler: Scheduler, jobs: list[Job], num_slots: int) -> Usage:

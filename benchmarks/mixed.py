@@ -1,175 +1,240 @@
-"""Octavo through its own Triton server by gRPC against transformers' static batches, in one run.
+"""Octavo through its own Triton server by gRPC against static batches of the same model.
 
-    python benchmarks/mixed.py --rounds 3
+    python -m benchmarks.mixed --docs docs
 
-Both sides play the same 64 requests in turns (A B A B …). Every play of a side draws new prompts of
-the same lengths, which no cache has seen. A round is void, and repeated, when other processes took
-more than 5 % of the CPU. Prints a table and, with --json, writes every figure.
+Both sides play the 64 mixed requests, sent all at once, in turns (A B A B …), with the same number
+of threads; every play has new prompts, which no cache has seen. Static batching is transformers'
+`generate` on eight requests at a time, in the order of arrival, each batch until its longest output
+ends: then its answers are sent. A play is repeated when other processes took more than 5 % of the
+CPU; a round in which that did not help is void. How memory is used is counted, by
+`benchmarks.memory`.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import platform
+import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
-import torch
-import transformers
-from quiet import QuietWatch
-from workload import Job, mixed_workload, with_new_prompts
+import numpy as np
+from benchmarks.doc_tables import markdown_table, write_table
+from benchmarks.memory import contiguous, paged, static_batches
+from benchmarks.peers.loads import WORKLOADS, Load
+from benchmarks.peers.measure import check
+from benchmarks.peers.octavo_side import OctavoSide
+from benchmarks.peers.report import Spread, machine
+from benchmarks.peers.side import Reply, Resources, Side
+from benchmarks.peers.transformers_side import BATCH_SIZE, StaticSide, ThisEnvironment
+from benchmarks.quiet import MOST_ATTEMPTS, QuietWatch
+from benchmarks.workload import mixed_workload
 
-import octavo
-from octavo.local.demo_model import demo_checkpoint
-from octavo.local.server_options import ServerOptions
-from octavo.local.triton_server import TritonServer
-from octavo_client import Client
-
-STATIC_BATCH = 8
-MOST_ATTEMPTS = 3
+MIXED = WORKLOADS[0]
+KV_BYTES = 512 * 2**20
+LONG_QUANTILE = 0.75
+"""Requests whose output is longer than that of this share of them are long."""
+RESERVED_TOKENS = 2048
+NUM_COUNTED_REQUESTS, NUM_COUNTED_BLOCKS, BLOCK_SIZE = 1024, 1024, 16
+"""As `benchmarks.memory` counts by default."""
+WARM_UP_PLAY = 1_000_000
+TABLE = "static batching"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One side's play of the whole workload."""
+class Play:
+    """One side's play of the whole workload; latencies in seconds, from when all were sent."""
 
     side: str
+    round: int
     tokens_per_s: float
-    wall_s: float
+    latency_p50_s: float
+    long_latency_p99_s: float
     foreign_share: float
     is_valid: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    figure: str
+    octavo: str
+    static: str
+    ratio: float
+    aim: str
+
+
 @click.command()
-@click.option("--rounds", default=3, show_default=True, help="Counted runs of each side.")
-@click.option("--seed", default=0, show_default=True)
+@click.option("--rounds", default=5, show_default=True, help="Plays of each side.")
+@click.option("--quick", is_flag=True, help="Few requests and short answers, to try it out.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
-def main(rounds: int, seed: int, json_path: Path | None) -> None:
-    """Compare output tokens per second on the mixed workload."""
-    jobs = mixed_workload(seed)
-    model = str(demo_checkpoint())
-    plays = itertools.count(1)
-    num_tokens = sum(job.num_output_tokens for job in jobs)
-    click.echo(
-        f"{len(jobs)} requests, {sum(len(j.prompt_token_ids) for j in jobs):,} prompt and "
-        f"{num_tokens:,} output tokens"
+@click.option(
+    "--docs", type=click.Path(path_type=Path, file_okay=False), help="Write the page's table here."
+)
+def main(rounds: int, quick: bool, json_path: Path | None, docs: Path | None) -> None:
+    """Compare memory, latencies and output tokens per second."""
+    resources = Resources(tuple(sorted(os.sched_getaffinity(0))), KV_BYTES)
+    sides: tuple[Side, Side] = (OctavoSide(resources), StaticSide(resources, ThisEnvironment()))
+    versions = {side.name: dict(side.install()) for side in sides}
+    with started(sides):
+        plays = [
+            counted(side, round_number, quick) for round_number in range(rounds) for side in sides
+        ]
+    rows = [*memory_rows(), *play_rows(plays)]
+    table = markdown_table(
+        ["", "Octavo", f"static batches of {BATCH_SIZE}", "ratio", "aim"],
+        [[row.figure, row.octavo, row.static, f"{row.ratio:.2f}", row.aim] for row in rows],
     )
-    runs: list[Run] = []
-    options = ServerOptions(model=model, http_port=0, grpc_port=0, metrics_port=0)
-    with TritonServer(options) as server:
-        server.wait_ready(timeout_s=120)
-        play_octavo(server, jobs)
-        for _ in range(rounds):
-            runs.append(
-                counted(
-                    "octavo",
-                    lambda: play_octavo(server, with_new_prompts(jobs, next(plays))),
-                    num_tokens,
-                )
-            )
-            runs.append(counted("static", lambda: play_static(model, jobs), num_tokens))
-    report(runs, json_path)
+    click.echo(table)
+    if json_path is not None:
+        json_path.write_text(json.dumps(figures(plays, rows, versions), indent=2) + "\n")
+    if docs is not None:
+        write_table(docs / "scaling.md", TABLE, table)
 
 
-def counted(side: str, play: Callable[[], QuietWatch], num_tokens: int) -> Run:
-    """Play until a run was quiet, at most `MOST_ATTEMPTS` times; return the last."""
-    for _ in range(MOST_ATTEMPTS):
-        watch = play()
-        run = Run(
-            side, num_tokens / watch.wall_s, watch.wall_s, watch.foreign_share, watch.is_valid
-        )
-        void = "" if run.is_valid else "  VOID: the machine was busy"
+@contextmanager
+def started(sides: Sequence[Side]) -> Iterator[None]:
+    """Start the sides, let each warm up with a few requests, and stop them at the end."""
+    try:
+        for side in sides:
+            side.start()
+            side.play(MIXED.load(WARM_UP_PLAY, True, None))
+            side.pause()
+        yield
+    finally:
+        for side in sides:
+            side.stop()
+
+
+def counted(side: Side, round_number: int, quick: bool) -> Play:
+    """Play until a play was quiet, at most `MOST_ATTEMPTS` times; return the last."""
+    side.resume()
+    for attempt in range(1 if quick else MOST_ATTEMPTS):
+        load = MIXED.load(round_number * MOST_ATTEMPTS + attempt, quick, None)
+        with QuietWatch(roots=[side.process_id]) as watch:
+            replies = side.play(load)
+        check(load, replies)
+        ends_s = batch_ends_s(replies) if side.name == StaticSide.name else ends_of(replies)
+        play = summary(side.name, round_number, load, ends_s, watch)
+        void = "" if play.is_valid else "  VOID: the machine was busy"
         click.echo(
-            f"{side:8} {run.tokens_per_s:7.1f} tokens/s  {run.wall_s:6.1f} s  "
-            f"others {run.foreign_share:5.1%} of the CPU{void}"
+            f"{play.side:8} {play.tokens_per_s:7.1f} tokens/s  p50 {play.latency_p50_s:6.2f} s  "
+            f"long p99 {play.long_latency_p99_s:6.2f} s  others {play.foreign_share:5.1%}{void}"
         )
-        if run.is_valid:
+        if play.is_valid:
             break
-    return run
+    side.pause()
+    return play
 
 
-def play_octavo(server: TritonServer, jobs: list[Job]) -> QuietWatch:
-    """Send all jobs at once over one gRPC connection, one stream each."""
-
-    def ask(job: Job) -> int:
-        deltas = client.stream(
-            input_ids=job.prompt_token_ids,
-            max_tokens=job.num_output_tokens,
-            temperature=0,
-            ignore_eos=True,
-        )
-        return sum(delta.num_output_tokens for delta in deltas)
-
-    with (
-        Client(server.grpc_url) as client,
-        ThreadPoolExecutor(len(jobs)) as threads,
-        QuietWatch(roots=[server.pid]) as watch,
-    ):
-        counts = list(threads.map(ask, jobs))
-    assert counts == [job.num_output_tokens for job in jobs], "an answer has the wrong length"
-    return watch
+def ends_of(replies: Sequence[Reply]) -> list[float]:
+    """Return when each answer was whole."""
+    return [reply.token_s[-1] for reply in replies]
 
 
-def play_static(model: str, jobs: list[Job]) -> QuietWatch:
-    """Run the jobs in static batches in a process of their own; loading is not timed."""
-    worker = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("static_baseline.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+def batch_ends_s(replies: Sequence[Reply], size: int = BATCH_SIZE) -> list[float]:
+    """Return when each answer was sent: when the longest of its batch was whole."""
+    ends_s = ends_of(replies)
+    batches = [ends_s[first : first + size] for first in range(0, len(ends_s), size)]
+    return [max(batch) for batch in batches for _ in batch]
+
+
+def summary(
+    side: str, round_number: int, load: Load, ends_s: Sequence[float], watch: QuietWatch
+) -> Play:
+    """Return the figures of a play whose answers were sent at `ends_s`."""
+    lengths = [job.num_output_tokens for job in load.jobs]
+    limit = np.quantile(lengths, LONG_QUANTILE)
+    long_s = [end for end, length in zip(ends_s, lengths, strict=True) if length >= limit]
+    return Play(
+        side,
+        round_number,
+        tokens_per_s=load.num_output_tokens / max(ends_s),
+        latency_p50_s=statistics.median(ends_s),
+        long_latency_p99_s=float(np.percentile(long_s, 99)),
+        foreign_share=watch.foreign_share,
+        is_valid=watch.is_valid,
     )
-    with worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        pairs = [(job.prompt_token_ids, job.num_output_tokens) for job in jobs]
-        worker.stdin.write(
-            json.dumps({"model": model, "batch_size": STATIC_BATCH, "jobs": pairs}) + "\n"
-        )
-        worker.stdin.flush()
-        worker.stdout.readline()
-        with QuietWatch() as watch:
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-            json.loads(worker.stdout.readline())
-    return watch
 
 
-def report(runs: list[Run], json_path: Path | None) -> None:
-    """Print medians and the ratio of valid runs."""
-    medians = {}
-    for side in ("octavo", "static"):
-        values = [run.tokens_per_s for run in runs if run.side == side and run.is_valid]
-        if not values:
-            raise click.ClickException(f"no run of {side} had the machine to itself")
-        medians[side] = statistics.median(values)
-        click.echo(
-            f"{side:8} median {medians[side]:7.1f}  from {min(values):.1f} to "
-            f"{max(values):.1f} tokens/s over {len(values)} runs"
+def memory_rows() -> list[Row]:
+    """Count how many slots are filled of those held, and how many requests have room at once."""
+    jobs = mixed_workload(0, NUM_COUNTED_REQUESTS)
+    ours = paged(jobs, NUM_COUNTED_BLOCKS)
+    theirs = contiguous(jobs, NUM_COUNTED_BLOCKS * BLOCK_SIZE, RESERVED_TOKENS)
+    filled = ours.full_filled_share / ours.full_held_share
+    padded = static_batches(jobs, BATCH_SIZE).filled_share
+    return [
+        Row(
+            "KV memory that holds a token, of what is taken",
+            f"{filled:.1%}",
+            f"{padded:.1%}",
+            filled / padded,
+            "96 %",
+        ),
+        Row(
+            f"requests at once in the same KV memory (theirs reserve {RESERVED_TOKENS:,} slots)",
+            f"{ours.num_sequences:.1f}",
+            f"{theirs.num_sequences:.1f}",
+            ours.num_sequences / theirs.num_sequences,
+            "at least 4.00",
+        ),
+    ]
+
+
+def play_rows(plays: Sequence[Play]) -> list[Row]:
+    """Return medians over the rounds in which both sides were quiet, and of the rounds' ratios.
+
+    Where there is no such round, all count, and the figures are marked as void.
+    """
+    rounds: dict[int, dict[str, Play]] = {}
+    for play in plays:
+        rounds.setdefault(play.round, {})[play.side] = play
+    all_pairs = [(sides[OctavoSide.name], sides[StaticSide.name]) for sides in rounds.values()]
+    pairs = [pair for pair in all_pairs if all(play.is_valid for play in pair)]
+    void = "" if pairs else "VOID: "
+    return [
+        _row(f"{void}{figure}", pairs or all_pairs, read, aim)
+        for figure, read, aim in (
+            ("request latency, p50, s", lambda play: play.latency_p50_s, "at most 0.39"),
+            ("output tokens/s", lambda play: play.tokens_per_s, "at least 4.00"),
+            (
+                "latency of long requests, p99, s",
+                lambda play: play.long_latency_p99_s,
+                "at most 0.34",
+            ),
         )
-    ratio = medians["octavo"] / medians["static"]
-    click.echo(f"ratio    {ratio:.2f}")
-    if json_path:
-        figures = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "machine": platform.processor() or platform.machine(),
-            "versions": {
-                "octavo": octavo.__version__,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
-            "runs": [asdict(run) for run in runs],
-            "medians": medians,
-            "ratio": ratio,
-        }
-        json_path.write_text(json.dumps(figures, indent=2) + "\n")
+    ]
+
+
+def _row(
+    figure: str, pairs: Sequence[tuple[Play, Play]], read: Callable[[Play], float], aim: str
+) -> Row:
+    cells = []
+    for values in zip(*((read(ours), read(theirs)) for ours, theirs in pairs), strict=True):
+        spread = Spread(statistics.median(values), min(values), max(values), is_void=False)
+        cells.append(spread.text(digits=1))
+    ratio = statistics.median(read(ours) / read(theirs) for ours, theirs in pairs)
+    return Row(figure, *cells, ratio, aim)
+
+
+def figures(
+    plays: Sequence[Play], rows: Sequence[Row], versions: dict[str, dict[str, str]]
+) -> dict[str, Any]:
+    """Return all that was measured, where, and with what."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine(),
+        "versions": versions,
+        "plays": [asdict(play) for play in plays],
+        "rows": [asdict(row) for row in rows],
+    }
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time what the engine does around the model for a full batch of decoding sequences.
 
-    python benchmarks/scheduling.py
+    python -m benchmarks.scheduling
 
 Sequences of many lengths decode with the real scheduler, KV cache manager and batch builder; only
 the model is left out, and each draws the same token. Block tables grow and full blocks are
@@ -14,8 +14,8 @@ import statistics
 import time
 
 import click
-from dry_run import make_scheduler
-from quiet import quietly
+from benchmarks.dry_run import make_scheduler
+from benchmarks.quiet import quietly
 
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.executor.batch import BatchBuilder

@@ -34,18 +34,6 @@ def mixed_workload(seed: int = 0, num_requests: int = NUM_REQUESTS) -> list[Job]
     ]
 
 
-def with_new_prompts(jobs: list[Job], play: int) -> list[Job]:
-    """Return jobs of the same lengths with prompts that only this play has."""
-    random = np.random.default_rng([play, len(jobs)])
-    return [
-        Job(
-            random.integers(_FIRST_ID, _LAST_ID, size=len(job.prompt_token_ids)).tolist(),
-            job.num_output_tokens,
-        )
-        for job in jobs
-    ]
-
-
 def _lengths(random: np.random.Generator, bounds: tuple[int, int, int], count: int) -> list[int]:
     least, median, most = bounds
     drawn = random.lognormal(np.log(median), _SIGMA, size=count)

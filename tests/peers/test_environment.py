@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from benchmarks.peers.environment import make_once, run
 from benchmarks.peers.side import Unavailable
+from benchmarks.peers.transformers_side import ThisEnvironment
 
 
 def test_a_folder_is_made_once_and_again_when_what_it_is_made_from_changes(tmp_path):
@@ -33,3 +36,10 @@ def test_a_command_that_fails_is_told_of_with_the_end_of_its_output(tmp_path):
         run([sys.executable, "-c", program], tmp_path / "log")
     with pytest.raises(Unavailable, match="nothing-of-this-name"):
         run(["nothing-of-this-name"], tmp_path / "log")
+
+
+def test_this_interpreter_serves_without_an_installation():
+    here = ThisEnvironment()
+    assert here.install() == {name: version(name) for name in ("torch", "transformers")}
+    assert here.python == Path(sys.executable)
+    assert here.folder.is_dir()

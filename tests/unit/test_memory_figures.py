@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory):
     path = tmp_path_factory.mktemp("figures") / "memory.json"
-    command = [sys.executable, str(SCRIPT), "--json", str(path)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "benchmarks.memory", "--json", str(path)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
     return json.loads(path.read_text())
 
 
@@ -24,6 +24,12 @@ def test_memory_is_full_while_requests_wait_and_hardly_any_of_it_is_unused(figur
     paged = figures["usage"][0]
     assert paged["unfilled_share"] <= 0.04
     assert paged["held_share"] >= 0.96
+
+
+def test_slots_that_are_taken_hold_a_token_also_while_memory_is_full(figures):
+    paged = figures["usage"][0]
+    assert paged["full_filled_share"] >= 0.96 * paged["full_held_share"]
+    assert figures["static"]["filled_share"] <= 0.4
 
 
 @pytest.mark.parametrize("reserved", ["2,048 reserved", "8,192 reserved"])
