@@ -12,9 +12,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,12 +21,11 @@ from typing import Any
 
 import click
 import numpy as np
+from demo_server import serving
 from matplotlib import pyplot as plt
 from quiet import MOST_ATTEMPTS, QuietWatch
 from workload import Job, mixed_workload
 
-from octavo.local.demo_model import demo_checkpoint
-from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
 from octavo_client import Client
 
@@ -107,18 +105,6 @@ def measure(option: str, value: int, jobs: list[Job], rate: float) -> Point:
         at_once, _ = play_quietly(server, jobs, None)
         paced, _ = play_quietly(server, jobs, rate)
     return Point(option, value, at_once, paced)
-
-
-@contextmanager
-def serving(options: dict[str, int]) -> Iterator[TritonServer]:
-    """Serve the demo model with these engine options."""
-    environment = {f"OCTAVO_{name.upper()}": str(value) for name, value in options.items()}
-    # Every play sends the same prompts, which none may find in the cache.
-    environment["OCTAVO_ENABLE_PREFIX_CACHING"] = "false"
-    model, ports = str(demo_checkpoint()), {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    with TritonServer(ServerOptions(model=model, **ports, environment=environment)) as server:
-        server.wait_ready(timeout_s=120)
-        yield server
 
 
 def play_quietly(server: TritonServer, jobs: list[Job], rate: float | None) -> tuple[Play, float]:
