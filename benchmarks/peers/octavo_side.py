@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks.peers.grpc_stream import play_on_one_stream
 from benchmarks.peers.loads import Load
-from benchmarks.peers.side import Reply, Resources, Unavailable, play_with_threads
-from benchmarks.workload import Job
+from benchmarks.peers.side import Reply, Resources, Unavailable
 
 import octavo
 from octavo.errors import OctavoError
 from octavo.local.demo_model import demo_checkpoint
 from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
-from octavo_client import Client, OctavoClientError
 
 START_TIMEOUT_S = 300.0
 
@@ -77,23 +76,9 @@ class OctavoSide:
         return self._server.pid
 
     def play(self, load: Load) -> list[Reply]:
-        """Send each request as a stream of one gRPC connection."""
+        """Send all requests over one gRPC stream."""
         assert self._server is not None
-
-        def ask(job: Job) -> Iterator[int]:
-            deltas = client.stream(
-                input_ids=job.prompt_token_ids,
-                max_tokens=job.num_output_tokens,
-                temperature=0,
-                ignore_eos=True,
-            )
-            return (delta.num_output_tokens for delta in deltas)
-
-        with Client(self._server.grpc_url) as client:
-            try:
-                return play_with_threads(load, ask)
-            except OctavoClientError as error:
-                raise Unavailable(str(error)) from error
+        return play_on_one_stream(self._server.grpc_url, load)
 
     def pause(self) -> None:
         """Do nothing: an idle server sleeps."""
