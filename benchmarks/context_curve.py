@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -27,7 +28,7 @@ SHORT_TOKENS, NUM_SHORT_RUNS = 1024, 3
 """Prompts up to that length are played so many times."""
 
 
-def over_context(quick: bool) -> list[Point]:
+def over_context(quick: bool) -> Iterator[Point]:
     """Measure prompts of 128 to 8,000 tokens."""
     engine = load_engine(
         num_kv_blocks=max(BATCHES) * CONTEXT_TOKENS // 16 + 64,
@@ -35,7 +36,8 @@ def over_context(quick: bool) -> list[Point]:
         enable_prefix_caching=False,
         swap_space_bytes=0,
     )
-    return [measure(engine, count) for count in (PROMPT_TOKENS[:3] if quick else PROMPT_TOKENS)]
+    for num_tokens in PROMPT_TOKENS[:3] if quick else PROMPT_TOKENS:
+        yield measure(engine, num_tokens)
 
 
 def measure(engine: Engine, num_tokens: int) -> Point:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,22 +43,28 @@ class Curve:
     x_key: str
     x_label: str
     panels: tuple[Panel, ...]
-    measure: Callable[[bool], list[Point]]
-    """Returns the points in order; when told to be quick, few and rough ones."""
+    measure: Callable[[bool], Iterable[Point]]
+    """Gives the points in order; when told to be quick, few and rough ones."""
+
+    @property
+    def columns(self) -> list[tuple[str, Line]]:
+        """Return all lines, each with its panel's and its own label."""
+        return [
+            (", ".join(filter(None, (panel.label, line.label))), line)
+            for panel in self.panels
+            for line in panel.lines
+        ]
+
+    def cells(self, point: Point) -> list[str]:
+        """Return a point's figures as text: where it is, then the columns."""
+        figures = [f"{point[line.key] * line.scale:,.{line.digits}f}" for _, line in self.columns]
+        return [f"{point[self.x_key]:,.0f}", *figures]
 
 
 def table_of(curve: Curve, points: Sequence[Point]) -> str:
     """Return the points as a Markdown table, a row each."""
-    columns = [(panel, line) for panel in curve.panels for line in panel.lines]
-    titles = [", ".join(filter(None, (panel.label, line.label))) for panel, line in columns]
-    rows = [
-        [
-            f"{point[curve.x_key]:,.0f}",
-            *(f"{point[line.key] * line.scale:,.{line.digits}f}" for _, line in columns),
-        ]
-        for point in points
-    ]
-    return markdown_table([curve.x_label, *titles], rows)
+    titles = [title for title, _ in curve.columns]
+    return markdown_table([curve.x_label, *titles], [curve.cells(point) for point in points])
 
 
 def draw(curve: Curve, points: Sequence[Point], path: Path) -> None:

@@ -3,9 +3,9 @@
     python -m benchmarks.scaling --docs docs
     python -m benchmarks.scaling --curve queue --curve pool
 
-Prints a table for each curve. A point is measured again when other processes took more than 5 % of
-the CPU. With --docs each curve's table is written into scaling.md there, its figures and its plot
-beside the other images.
+Prints each point as it comes, and a table for each curve. A point is measured again when other
+processes took more than 5 % of the CPU. With --docs each curve's table is written into scaling.md
+there, its figures and its plot beside the other images.
 """
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ def main(names: tuple[str, ...], quick: bool, docs: Path | None) -> None:
     """Measure curves."""
     for name in names or tuple(CURVES):
         curve = CURVES[name]
-        points = curve.measure(quick)
+        points = []
+        for point in curve.measure(quick):
+            points.append(point)
+            click.echo(f"{name}: {'  '.join(curve.cells(point))}{void(point)}")
         click.echo(table_of(curve, points))
-        for point in points:
-            if point["foreign_share"] > MOST_FOREIGN_SHARE:
-                click.echo(
-                    f"NO CLAIM at {point[curve.x_key]:,.0f}: others took "
-                    f"{point['foreign_share']:.0%} of the CPU"
-                )
         if docs is not None:
             write(curve, points, docs)
+
+
+def void(point: Point) -> str:
+    """Return what is said of a point that was disturbed to the last."""
+    share = point["foreign_share"]
+    return f"  NO CLAIM: others took {share:.0%} of the CPU" if share > MOST_FOREIGN_SHARE else ""
 
 
 def write(curve: Curve, points: list[Point], docs: Path) -> None:

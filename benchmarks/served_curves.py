@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,28 +25,23 @@ LEAST_REQUESTS, MOST_REQUESTS = 8, 512
 """Of a point; between these it is three for each client."""
 
 
-def over_concurrency(quick: bool) -> list[Point]:
+def over_concurrency(quick: bool) -> Iterator[Point]:
     """Let 1 to 256 clients ask one server that has a seat for each."""
     clients = CONCURRENCIES[:3] if quick else CONCURRENCIES
     with serving({"max_num_seqs": max(CONCURRENCIES), "num_kv_blocks": 4096}) as server:
-        return [
-            {
-                "clients": count,
-                **ask(
-                    server,
-                    concurrency=count,
-                    requests=min(max(3 * count, LEAST_REQUESTS), MOST_REQUESTS),
-                    prompt_tokens="64-128",
-                    output_tokens="24-72",
-                ),
-            }
-            for count in clients
-        ]
+        for count in clients:
+            figures = ask(
+                server,
+                concurrency=count,
+                requests=min(max(3 * count, LEAST_REQUESTS), MOST_REQUESTS),
+                prompt_tokens="64-128",
+                output_tokens="24-72",
+            )
+            yield {"clients": count, **figures}
 
 
-def over_pool(quick: bool) -> list[Point]:
+def over_pool(quick: bool) -> Iterator[Point]:
     """Let 64 clients ask servers that have 64 to 2,048 blocks for keys and values."""
-    points = []
     for num_blocks in POOL_BLOCKS[::4] if quick else POOL_BLOCKS:
         with serving({"num_kv_blocks": num_blocks}) as server:
             figures = ask(
@@ -55,8 +51,7 @@ def over_pool(quick: bool) -> list[Point]:
                 prompt_tokens="16-512:96",
                 output_tokens="8-256:64",
             )
-        points.append({"blocks": num_blocks, **figures})
-    return points
+        yield {"blocks": num_blocks, **figures}
 
 
 def ask(server: TritonServer, **options: str | int) -> Point:
@@ -77,7 +72,7 @@ def _bench(server: TritonServer, options: dict[str, str | int]) -> dict[str, Any
     given = {
         **options,
         "url": server.grpc_url,
-        "metrics_url": f"{server.metrics_url}",
+        "metrics_url": server.metrics_url,
         "warm_up": 4,
     }
     words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]

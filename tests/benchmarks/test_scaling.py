@@ -9,7 +9,8 @@ import pytest
 from benchmarks.curves import Curve, Line, Panel, draw, table_of
 from benchmarks.doc_tables import markers, write_table
 from benchmarks.queue_curve import CASES, NUM_SEATS, Play
-from benchmarks.scaling import CURVES, figures_path, write
+from benchmarks.scaling import CURVES, figures_path, main, write
+from click.testing import CliRunner
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "scaling.md"
@@ -21,7 +22,7 @@ CURVE = Curve(
         Panel("tokens/s", (Line("speed", ""),)),
         Panel("ms", (Line("first_s", "first", 1e3, 1), Line("later_s", "later", 1e3)), True),
     ),
-    lambda quick: [],
+    lambda quick: POINTS,
 )
 POINTS = [
     {"tokens": 1024, "speed": 99.6, "first_s": 0.01234, "later_s": 2.5, "foreign_share": 0.01},
@@ -35,6 +36,16 @@ def test_a_table_has_a_row_a_point_and_a_column_a_line_in_the_unit_of_its_panel(
         "| --- | --- | --- | --- |\n"
         "| 1,024 | 100 | 12.3 | 2,500 |\n"
         "| 0 | 7 | 1,000.0 | 1 |\n\n"
+    )
+
+
+def test_points_are_told_as_they_come_and_a_disturbed_one_claims_nothing(monkeypatch):
+    monkeypatch.setitem(CURVES, "context", CURVE)
+    told = CliRunner().invoke(main, ["--curve", "context"]).output
+    assert told == (
+        "context: 1,024  100  12.3  2,500\n"
+        "context: 0  7  1,000.0  1  NO CLAIM: others took 20% of the CPU\n"
+        f"{table_of(CURVE, POINTS)}\n"
     )
 
 
