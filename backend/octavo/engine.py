@@ -109,6 +109,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             num_host_blocks=runner.num_host_blocks,
             max_logprobs=config.max_logprobs,
+            computes_on_host=not runner.steps_ahead,
         )
         self.scheduler = _make_scheduler(config, runner)
         self._gate = _make_gate(config, runner)

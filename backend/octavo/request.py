@@ -161,6 +161,8 @@ class EngineInfo:
     max_num_seqs: int
     num_host_blocks: int = 0
     max_logprobs: int = 20
+    computes_on_host: bool = False
+    """Whether it computes on the cores of the host, from which all else that runs there takes."""
 
     @property
     def max_num_tokens(self) -> int:

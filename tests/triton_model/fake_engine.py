@@ -81,6 +81,7 @@ class FakeEngine:
             default_max_tokens=self.config.default_max_tokens,
             max_num_seqs=self.config.max_num_seqs,
             max_logprobs=self.config.max_logprobs,
+            computes_on_host=self.config.model == "on the host",
         )
 
     @property

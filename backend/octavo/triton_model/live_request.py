@@ -105,6 +105,7 @@ class LiveRequest:
             self._prompt_logprobs = ["null"]  # nothing stands before the first token
         self._wants_timing = "timing" in options.outputs
         self._timing: SequenceTiming | None = None
+        self._has_begun = False
 
     @property
     def request_id(self) -> str:
@@ -148,15 +149,24 @@ class LiveRequest:
         the text, so that no response is empty but a last one that only says why it is the last.
         That one waits for its timing.
         """
-        if all(answer.finish_reason is not None for answer in self._answers):
+        if self._has_ended:
             return not self._wants_timing or self.timing is not None
         return self.options.stream and any(any(answer.text) for answer in self._answers)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether what is due is neither the first response nor the last, so that more may join."""
+        return self._has_begun and not self._has_ended
+
+    @property
+    def _has_ended(self) -> bool:
+        return all(answer.finish_reason is not None for answer in self._answers)
 
     def pop_response(self) -> ResponseData:
         """Return all that waits as one response; the prompt stands before the first."""
         write = self._write if self._wants_logprobs else None
         answers = tuple(answer.pop(self._prompt, write) for answer in self._answers)
-        self._prompt = ""
+        self._prompt, self._has_begun = "", True
         scored, self._prompt_logprobs = self._prompt_logprobs, None
         timing = self.timing if self._wants_timing else None
         return ResponseData(

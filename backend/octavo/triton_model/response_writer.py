@@ -16,6 +16,7 @@ from octavo.engine_client import EngineClient, EngineDied, Event
 from octavo.engine_messages import EngineReady, Inspected, StopRequested
 from octavo.errors import EngineDead, EngineError, OctavoError, RequestCancelled, code_of
 from octavo.request import FinishReason, StepOutput, TokenOutput
+from octavo.triton_model.client_round import ClientRound
 from octavo.triton_model.codec import encode_error, encode_response
 from octavo.triton_model.live_request import LiveRequest, missed_deadline
 from octavo.triton_model.metrics import EngineMetrics
@@ -23,12 +24,14 @@ from octavo.triton_model.pb_utils import PbUtils, ResponseSender
 from octavo.triton_model.questions import Health, LiveHealth, LiveInspection
 from octavo.triton_model.reporting import Reports
 
-#: How often clients are asked whether they are gone.
-CANCELLATION_INTERVAL_S = 0.02
-#: Clients asked each time, in turn; each answer takes about 50 us to come.
-CANCELLATION_BATCH = 16
-#: However many there are, each is asked once in this time.
-CANCELLATION_ROUND_S = 1.0
+#: Where the engine computes on the host's own cores, each response takes from it. So after a round
+#: of many responses tokens wait this long for each of them, and those of one request are joined.
+JOIN_S_PER_RESPONSE = 0.003
+MAX_JOIN_S = 0.1
+#: A round of so few costs little, and nobody waits for it.
+FEW_RESPONSES = 8
+#: Pause after a turn that failed, for a lasting fault must not burn a core.
+FAILURE_PAUSE_S = 0.02
 #: What the engine gets to end by itself.
 ENGINE_CLOSE_TIMEOUT_S = 5.0
 
@@ -69,8 +72,9 @@ class ResponseWriter:
         self._handed_over: deque[Live] = deque()
         self._live: dict[str, Live] = {}
         self._due: dict[str, Live] = {}
-        self._to_ask: deque[str] = deque()  # no more: Triton keeps a model while a sender lives
-        self._ask_at_s = 0.0
+        self._joining: dict[str, Live] = {}
+        self._join_until_s = 0.0
+        self._round = ClientRound()
         self._drain_timeout_s = drain_timeout_s
         self._end_live_at_s: float | None = None
         self._is_closing = False
@@ -123,7 +127,7 @@ class ResponseWriter:
                 logger.exception("the response writer failed; it ends all requests and goes on")
                 self._reports.wait_no_longer()
                 self._fail_all(EngineError("the server failed to answer; its log says why"))
-                time.sleep(CANCELLATION_INTERVAL_S)  # a lasting fault must not burn a core
+                time.sleep(FAILURE_PAUSE_S)
         self._reports.wait_no_longer()
         self._metrics.engine_gone()
         self._metrics.close()
@@ -136,9 +140,7 @@ class ResponseWriter:
         self._admit()
         for event in self._client.poll(self._timeout_s(), is_waited_for=bool(self._live)):
             self._handle(event)
-        while self._due:
-            self._send(self._due.pop(next(iter(self._due))))
-            self._admit()  # a new request need not wait for every response
+        self._send_due()
         self._ask_clients()
         if self._end_live_at_s is not None and time.monotonic() >= self._end_live_at_s:
             self._fail_all(EngineDead("the server stops before the request is finished"))
@@ -147,7 +149,9 @@ class ResponseWriter:
         """Return how long nothing is due unless the engine or a new request says otherwise."""
         if not self._live:
             return 0.0 if self._is_closing else None
-        due_s = self._ask_at_s
+        due_s = self._round.next_s
+        if self._joining:
+            due_s = min(due_s, self._join_until_s)
         if self._end_live_at_s is not None:
             due_s = min(due_s, self._end_live_at_s)
         return max(0.0, due_s - time.monotonic())
@@ -209,15 +213,28 @@ class ResponseWriter:
         if live.has_missed_deadline:
             self._fail(live, missed_deadline(live.request), FinishReason.DEADLINE)
         elif live.has_response:
-            self._due[live.request_id] = live
+            (self._joining if live.can_wait else self._due)[live.request_id] = live
         else:
-            self._due.pop(live.request_id, None)  # what was its next response became its last
+            self._drop_due(live)  # what was its next response became its last
 
     def _take_inspection(self, event: Inspected) -> None:
         live = self._live.get(event.request_id)
         if isinstance(live, LiveInspection):
             live.take(event.inspection)
             self._due[live.request_id] = live
+
+    def _send_due(self) -> None:
+        """Send what must go now and, when it is their time, the tokens that have been joined."""
+        now_s, num_sent = time.monotonic(), 0
+        if is_their_time := now_s >= self._join_until_s:
+            self._due |= self._joining
+            self._joining.clear()
+        while self._due:
+            self._send(self._due.pop(next(iter(self._due))))
+            self._admit()  # a new request need not wait for every response
+            num_sent += 1
+        if is_their_time and num_sent > FEW_RESPONSES and self._client.info.computes_on_host:
+            self._join_until_s = now_s + min(num_sent * JOIN_S_PER_RESPONSE, MAX_JOIN_S)
 
     def _send(self, live: Live) -> None:
         data = live.pop_response()
@@ -238,21 +255,8 @@ class ResponseWriter:
             self._report(live, reason)
 
     def _ask_clients(self) -> None:
-        """End the requests of clients that are gone, asking some of them each time."""
-        now_s = time.monotonic()
-        if now_s < self._ask_at_s:
-            return
-        self._ask_at_s = now_s + CANCELLATION_INTERVAL_S
-        if not self._to_ask:
-            self._to_ask.extend(self._live)
-        share = CANCELLATION_INTERVAL_S / CANCELLATION_ROUND_S
-        batch = max(CANCELLATION_BATCH, int(len(self._live) * share))
-        num_asked = 0
-        while self._to_ask and num_asked < batch:
-            live = self._live.get(self._to_ask.popleft())
-            if live is None:
-                continue  # asking after the final response is forbidden
-            num_asked += 1
+        """End the requests of clients that are gone, as far as it is their turn to be asked."""
+        for live in self._round.due(self._live, time.monotonic()):
             try:
                 if live.sender.is_cancelled():
                     error = RequestCancelled("the client cancelled the request")
@@ -276,7 +280,11 @@ class ResponseWriter:
 
     def _forget(self, live: Live) -> None:
         self._live.pop(live.request_id, None)
+        self._drop_due(live)
+
+    def _drop_due(self, live: Live) -> None:
         self._due.pop(live.request_id, None)
+        self._joining.pop(live.request_id, None)
 
     def _report(
         self,

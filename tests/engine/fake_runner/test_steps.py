@@ -24,6 +24,7 @@ def test_the_engine_says_what_it_is(make_engine):
         default_max_tokens=33,
         max_num_seqs=4,
         num_host_blocks=6,
+        computes_on_host=True,
     )
 
 
