@@ -4,17 +4,15 @@
 // counted from 0, one after the other: which rows share a tile's loads changes no bit of any row.
 // Slots outside a row's positions may hold anything: they never enter its arithmetic.
 
+#include <atomic>
 #include <utility>
-#include <vector>
 
-#include "attention_tile.h"
-#include "operations.h"
+#include "attention_items.h"
 
 namespace {
 
 constexpr int kSmallestBlock = 8;
 constexpr int64_t kSerialPositions = 1024;  // shorter work is not worth waking a team
-constexpr int kRun = 6, kManyItems = 12;
 
 struct Call {
     CacheShape shape;
@@ -27,33 +25,22 @@ struct Call {
     Softmax softmax;
 };
 
-// Up to kMaxRows rows of one sequence and one kv head.
-struct Item {
-    int64_t seq, kv_head, first_row;
-    int rows;
-    bool alone;  // no other item reads these keys, so they are not in cache yet
-};
-
-// The first position that the row at `position` sees; window 0 for all.
-INLINE int64_t first_seen(int64_t position, int64_t window) {
-    return window > 0 && position >= window ? position - window + 1 : 0;
-}
-
 INLINE Range range_in_tile(int64_t first, int64_t last, int64_t tile) {
     const int64_t begin = first - tile * kTile, end = last + 1 - tile * kTile;
     return {static_cast<int>(begin < 0 ? 0 : begin > kTile ? kTile : begin),
             static_cast<int>(end < 0 ? 0 : end > kTile ? kTile : end)};
 }
 
-// Find the memory of the blocks that hold `range` of a tile.
+// Find the memory of the blocks that hold a tile of a span.
 template <class T>
-void locate(const Call& call, const Item& item, int64_t index, Range range, Tile<T>& tile) {
+void locate(const Call& call, const Span& span, int64_t index, Tile<T>& tile) {
     typedef typename T::Lane Lane;
     const CacheShape& shape = call.shape;
+    const Range range = tile.range = range_in_tile(span.first, span.last, index);
     const int64_t block_lanes = shape.block_stride / T::kPerLane;
-    const int64_t head = item.kv_head * shape.head_dim * shape.block_size / T::kPerLane;
+    const int64_t head = span.kv_head * shape.head_dim * shape.block_size / T::kPerLane;
     const int64_t depth = shape.head_dim / T::kPerLane;
-    const int32_t* table = call.batch.block_tables + item.seq * call.batch.max_blocks;
+    const int32_t* table = call.batch.block_tables + span.seq * call.batch.max_blocks;
     const int shift = __builtin_ctzll(shape.block_size);  // block sizes are powers of two
     const bool pack = shape.block_size < kLanes;
     tile.stride = pack ? kTile : shape.block_size;
@@ -105,15 +92,21 @@ struct Workspace {
     alignas(64) float acc[kMaxRows][kMaxHeadDim];
 };
 
-INLINE int64_t head_of(const Call& call, const Item& item, int r) {
-    return item.kv_head * call.group + (item.first_row + r) % call.group;
+// Call body(r, seq, token, head) for each row r of an item: a query head at a token of a sequence.
+template <class Body>
+INLINE void for_rows(const Call& call, const Bundle& bundle, int64_t kv_head, Body body) {
+    int r = 0;
+    for (int p = 0; p < bundle.count; ++p)
+        for (int i = 0; i < bundle.pieces[p].rows; ++i) {
+            const int64_t row = bundle.pieces[p].first_row + i;
+            body(r++, bundle.pieces[p].seq, row / call.group,
+                 kv_head * call.group + row % call.group);
+        }
 }
 
-// Where row r of an item lies in an array of rows `stride` apart.
-INLINE int64_t row_offset(const Call& call, const Item& item, int r, int64_t stride) {
-    const int64_t token =
-        call.batch.query_start_loc[item.seq] + (item.first_row + r) / call.group;
-    return token * stride + head_of(call, item, r) * call.shape.head_dim;
+// Where a head at a token of a sequence lies in an array of tokens `stride` apart.
+INLINE int64_t offset(const Call& call, int64_t seq, int64_t token, int64_t head, int64_t stride) {
+    return (call.batch.query_start_loc[seq] + token) * stride + head * call.shape.head_dim;
 }
 
 // A sink is where the running softmax begins: a maximum, and e^0 in the sum.
@@ -124,112 +117,113 @@ INLINE void start_at_sink(float sink, Row<T>& row) {
 }
 
 template <class T>
-void start_rows(const Call& call, const Item& item, Workspace<T>& work) {
-    const int32_t* start = call.batch.query_start_loc + item.seq;
-    const int64_t computed = call.batch.seq_lens[item.seq] - (start[1] - start[0]);
-    memset(work.acc, 0, sizeof work.acc);
-    for (int r = 0; r < item.rows; ++r) {
-        const int64_t last = computed + (item.first_row + r) / call.group;
+void start_rows(const Call& call, const Bundle& bundle, int64_t kv_head, Workspace<T>& work) {
+    for_rows(call, bundle, kv_head, [&](int r, int64_t seq, int64_t token, int64_t head) {
+        const int64_t last = first_query(call.batch, seq) + token;
         const auto* q = static_cast<const typename T::Element*>(call.q) +
-                        row_offset(call, item, r, call.q_stride);
+                        offset(call, seq, token, head, call.q_stride);
         for (int64_t d = 0; d < call.shape.head_dim / T::kPerLane; ++d)
             work.queries[d][r] = T::scalar(q + d * T::kPerLane);
         work.rows[r] = Row<T>{&work.queries[0][r], first_seen(last, call.window), last,
                               -__builtin_inff(), Floats{}, work.acc[r]};
-        if (call.sinks) start_at_sink(call.sinks[head_of(call, item, r)], work.rows[r]);
-    }
+        if (call.sinks) start_at_sink(call.sinks[head], work.rows[r]);
+        for (int64_t d = 0; d < call.shape.head_dim; d += kLanes)
+            store(work.acc[r] + d, Floats{});
+    });
 }
 
 template <class T>
-void finish_rows(const Call& call, const Item& item, const Workspace<T>& work) {
-    for (int r = 0; r < item.rows; ++r) {
+void finish_rows(const Call& call, const Bundle& bundle, int64_t kv_head,
+                 const Workspace<T>& work) {
+    for_rows(call, bundle, kv_head, [&](int r, int64_t seq, int64_t token, int64_t head) {
         auto* out = static_cast<typename T::Element*>(call.out) +
-                    row_offset(call, item, r, call.out_stride);
+                    offset(call, seq, token, head, call.out_stride);
         const Floats total = splat(across_sum(work.rows[r].sum));
         for_pieces(call.shape.head_dim, [&](int64_t d, int count) {
             write<T>(out + d, load<Floats>(work.acc[r] + d) / total, count);
         });
-    }
-}
-
-// Fetch the first tile of an item, of which nothing is in the cache yet.
-template <class T>
-void fetch_first(const Call& call, const Item& item, Tile<T>& tile) {
-    constexpr int kLine = 64 / sizeof(typename T::Lane);
-    const int32_t* start = call.batch.query_start_loc + item.seq;
-    const int64_t computed = call.batch.seq_lens[item.seq] - (start[1] - start[0]);
-    const int64_t first = first_seen(computed + item.first_row / call.group, call.window);
-    const int64_t index = first / kTile;
-    const Range range = range_in_tile(first, call.batch.seq_lens[item.seq] - 1, index);
-    locate<T>(call, item, index, range, tile);
-    for (int at = range.begin / kSmallestBlock * kSmallestBlock; at < range.end;
-         at += kSmallestBlock) {
-        const auto* keys = tile.keys[at / kLanes] + at % kLanes;
-        for (int64_t d = 0; d < call.shape.head_dim / T::kPerLane; ++d)
-            __builtin_prefetch(keys + d * tile.stride);
-        for (int i = at / T::kPerLane; i < (at + kSmallestBlock) / T::kPerLane; ++i)
-            for (int64_t d = 0; d < call.shape.head_dim; d += kLine)
-                __builtin_prefetch(tile.values[i] + d);
-    }
+    });
 }
 
 template <class T>
-void attend_item(const Call& call, const Item& item, const Item* after, Workspace<T>& work) {
-    start_rows<T>(call, item, work);
-    Row<T>* rows = work.rows;
-    // Rows are in order of position: the first begins first, the last ends last.
-    const int64_t first = rows[0].first, last = rows[item.rows - 1].last;
-    const int64_t end = last / kTile + 1;
+void attend_rows(const Call& call, const Span& span, int64_t index, const Tile<T>& tile,
+                 const Tile<T>* next, Row<T>* rows) {
+    for (int r = span.row, stop; r < span.stop; r = stop) {
+        const Range range = range_in_tile(rows[r].first, rows[r].last, index);
+        for (stop = r + 1; stop < span.stop; ++stop)
+            if (!(range_in_tile(rows[stop].first, rows[stop].last, index) == range)) break;
+        if (range.begin == range.end) continue;
+        attend_run<T>(call, tile, next, rows + r, stop - r, range);
+        if (next) fetch_rest<T>(call.shape.head_dim, *next, range);
+        next = nullptr;
+    }
+}
+
+// `after` is the item that this thread does next, whose first tile is fetched meanwhile.
+template <class T>
+void attend_item(const Call& call, const Work& all, const Item& item, const Item* after,
+                 Workspace<T>& work) {
+    const Bundle& bundle = all.bundles[item.bundle];
+    Span spans[2 * kMaxSpans];
+    const int count =
+        find_spans(call.batch, call.group, call.window, bundle, item.kv_head, spans);
+    int known = count;
+    if (after)
+        known += find_spans(call.batch, call.group, call.window, all.bundles[after->bundle],
+                            after->kv_head, spans + count);
+    start_rows<T>(call, bundle, item.kv_head, work);
     Tile<T> *tile = work.tiles, *following = work.tiles + 1;
-    locate<T>(call, item, first / kTile, range_in_tile(first, last, first / kTile), *tile);
-    for (int64_t index = first / kTile; index < end; ++index) {
-        if (index + 1 < end)
-            locate<T>(call, item, index + 1, range_in_tile(first, last, index + 1), *following);
-        else if (after && after->alone && call.shape.block_size >= kLanes)
-            fetch_first<T>(call, *after, *following);
-        const Tile<T>* next = item.alone && index + 1 < end ? following : nullptr;
-        for (int r = 0, stop; r < item.rows; r = stop) {
-            const Range range = range_in_tile(rows[r].first, rows[r].last, index);
-            for (stop = r + 1; stop < item.rows; ++stop)
-                if (!(range_in_tile(rows[stop].first, rows[stop].last, index) == range)) break;
-            if (range.begin < range.end)
-                attend_run<T>(call, *tile, next, rows + r, stop - r, range);
+    locate<T>(call, spans[0], spans[0].begin, *tile);
+    for (int s = 0; s < count; ++s)
+        for (int64_t index = spans[s].begin; index < spans[s].end; ++index) {
+            const bool goes_on = index + 1 < spans[s].end;
+            const int of = goes_on ? s : s + 1;
+            if (of < known)
+                locate<T>(call, spans[of], goes_on ? index + 1 : spans[of].begin, *following);
+            attend_rows<T>(call, spans[s], index, *tile, of < known ? following : nullptr,
+                           work.rows);
+            std::swap(tile, following);
         }
-        std::swap(tile, following);
-    }
-    finish_rows<T>(call, item, work);
+    finish_rows<T>(call, bundle, item.kv_head, work);
 }
 
-std::vector<Item> split_rows(const Call& call) {
-    std::vector<Item> items;
-    for (int64_t seq = 0; seq < call.batch.num_seqs; ++seq) {
-        const int32_t* start = call.batch.query_start_loc + seq;
-        const int64_t rows = (start[1] - start[0]) * call.group;
-        const int64_t parts = (rows + kMaxRows - 1) / kMaxRows;
-        for (int64_t head = 0; head < call.shape.kv_heads; ++head)
-            for (int64_t part = 0; part < parts; ++part) {
-                const int64_t begin = rows * part / parts, end = rows * (part + 1) / parts;
-                items.push_back({seq, head, begin, static_cast<int>(end - begin), parts == 1});
-            }
+// Hands out items to threads, all heads of a bundle to one, for they lie side by side in memory.
+class Queue {
+public:
+    Queue(const Work& all, int64_t heads, int threads)
+        : all_(all), run_(std::clamp(size() / (kRunsPerThread * threads), int64_t(1), heads)) {}
+
+    // The item after `current`, or a thread's first after null; null if none is left.
+    const Item* next(const Item* current) {
+        int64_t index = current ? current - all_.items.data() + 1 : 0;
+        if (index % run_ == 0) index = taken_.fetch_add(run_, std::memory_order_relaxed);
+        return index < size() ? &all_.items[index] : nullptr;
     }
-    return items;
-}
+
+private:
+    static constexpr int kRunsPerThread = 4;  // with fewer, one could be left with much at the end
+    const Work& all_;
+    const int64_t run_;
+    std::atomic<int64_t> taken_{0};
+
+    int64_t size() const { return static_cast<int64_t>(all_.items.size()); }
+};
 
 template <class T>
 void attend(const Call& call, int threads) {
-    const std::vector<Item> items = split_rows(call);
-    const int64_t count = static_cast<int64_t>(items.size());
+    const Work all = divide(call.batch, call.shape, call.group, threads);
     int64_t positions = 0;
-    for (const Item& item : items) positions += call.batch.seq_lens[item.seq];
-    // A thread that takes several items knows which is its next, and fetches that meanwhile.
-    const int run = count >= kManyItems * threads ? kRun : 1;
-#pragma omp parallel num_threads(threads) if (count > 1 && positions > kSerialPositions)
+    for (const Item& item : all.items)
+        positions += call.batch.seq_lens[all.bundles[item.bundle].pieces[0].seq];
+    // Keys of small blocks are copied to be found: to find them for a fetch would fetch them twice.
+    const bool ahead = call.shape.block_size >= kLanes;
+    Queue queue(all, call.shape.kv_heads, threads);
+#pragma omp parallel num_threads(threads) if (all.items.size() > 1 && positions > kSerialPositions)
     {
         Workspace<T> work;
-#pragma omp for schedule(dynamic, run)
-        for (int64_t i = 0; i < count; ++i) {
-            const bool goes_on = (i + 1) % run != 0 && i + 1 < count;
-            attend_item<T>(call, items[i], goes_on ? &items[i + 1] : nullptr, work);
+        for (const Item *item = queue.next(nullptr), *after; item; item = after) {
+            after = queue.next(item);
+            attend_item<T>(call, all, *item, ahead ? after : nullptr, work);
         }
     }
 }
@@ -245,10 +239,10 @@ int64_t find_invalid(const Batch& batch, const CacheShape& shape, int64_t window
         if (blocks > batch.max_blocks) return seq;
         const int64_t unseen = first_seen(length - (end - begin), window) / shape.block_size;
         const int32_t* table = batch.block_tables + seq * batch.max_blocks;
-        for (int64_t i = 0; i < blocks; ++i) {
-            const int64_t lowest = i < unseen ? kNoBlock : 0;
-            if (table[i] < lowest || table[i] >= shape.num_blocks) return seq;
-        }
+        bool outside = false;  // without an early end, many blocks are compared at once
+        for (int64_t i = 0; i < blocks; ++i)
+            outside |= table[i] < (i < unseen ? kNoBlock : 0) || table[i] >= shape.num_blocks;
+        if (outside) return seq;
     }
     return -1;
 }

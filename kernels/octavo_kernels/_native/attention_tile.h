@@ -36,6 +36,7 @@ struct Tile {
     const Lane* keys[kGroups] = {};  // lane rows of a group of positions, `stride` apart
     int64_t stride;
     const Lane* values[kTile] = {};  // one lane row for each position, or pair of positions
+    Range range;                 // the positions that are there
     alignas(64) Lane packed[kMaxHeadDim * kTile];  // keys of blocks smaller than a vector
 };
 
@@ -83,8 +84,9 @@ INLINE float mask_scores(Floats* scores, Range range, float scale) {
     for (int g = range.begin / kLanes; g * kLanes < range.end; ++g) {
         scores[g] *= scale;
         if (g * kLanes < range.begin || (g + 1) * kLanes > range.end) {
-            Ints position;
-            for (int i = 0; i < kLanes; ++i) position[i] = g * kLanes + i;
+            Ints lane = {};
+            for (int i = 0; i < kLanes; ++i) lane[i] = i;
+            const Ints position = lane + g * kLanes;
             const Ints seen = (position >= range.begin) & (position < range.end);
             scores[g] = seen ? scores[g] : hidden;
         }
@@ -181,6 +183,9 @@ void attend_tile(int64_t head_dim, Softmax softmax, const Tile<T>& tile, const T
     int group = range.begin / kLanes;
     for (; group + kStep <= end; group += kStep)
         score<T, R, kStep>(tile, next, rows, depth, group, scores);
+    if constexpr (kStep > 2)
+        for (; group + 2 <= end; group += 2)
+            score<T, R, 2>(tile, next, rows, depth, group, scores);
     for (; group < end; ++group) score<T, R, 1>(tile, next, rows, depth, group, scores);
 
     typename T::Scalar weights[R][kTile / T::kPerLane];
@@ -196,4 +201,16 @@ void attend_tile(int64_t head_dim, Softmax softmax, const Tile<T>& tile, const T
         accumulate<T, R, 1>(tile, next, rows, range, factors, weights, dim);
     if (dim < head_dim)
         accumulate<T, R, 1, true>(tile, next, rows, range, factors, weights, dim, head_dim - dim);
+}
+
+// Fetch what a tile holds past the positions that were fetched beside another tile's loops.
+template <class T>
+void fetch_rest(int64_t head_dim, const Tile<T>& tile, Range fetched) {
+    constexpr int kLine = 64 / sizeof(typename T::Lane);
+    for (int g = (fetched.end + kLanes - 1) / kLanes; g * kLanes < tile.range.end; ++g)
+        for (int64_t d = 0; d < head_dim / T::kPerLane; ++d)
+            __builtin_prefetch(tile.keys[g] + d * tile.stride);
+    const int seen = (fetched.end + T::kPerLane - 1) / T::kPerLane;
+    for (int i = seen; i * T::kPerLane < tile.range.end; ++i)
+        for (int64_t d = 0; d < head_dim; d += kLine) __builtin_prefetch(tile.values[i] + d);
 }

@@ -24,7 +24,9 @@ _SOURCES = tuple(
 )
 _HEADERS = tuple(
     f"{name}.h"
-    for name in "vector elements kv_cache rope attention_tile linear operations logits".split()
+    for name in (
+        "vector elements kv_cache rope attention_tile attention_items linear operations logits"
+    ).split()
 )
 _OPTIONS = (
     "-std=c++17 -O3 -fPIC -fopenmp"
