@@ -34,6 +34,17 @@ INLINE void write_head(const Layer& layer, const typename T::Element* k,
     for (int64_t d = 0; d < head_dim; ++d) v_to[d * kPerLane] = v[d];
 }
 
+// Fetch the lines that a token's keys will be written to: each dimension of them lies in another.
+template <class T>
+INLINE void fetch_keys(const Layer& layer, int64_t slot) {
+    using E = typename T::Element;
+    const int64_t size = layer.shape.block_size;
+    const E* keys = static_cast<const E*>(layer.keys) + slot / size * layer.shape.block_stride +
+                    slot % size * T::kPerLane;
+    for (int64_t d = 0; d < layer.shape.kv_heads * layer.shape.head_dim; d += T::kPerLane)
+        __builtin_prefetch(keys + d * size, 1);
+}
+
 template <class T>
 void write_cache(const Layer& layer, const void* k, const void* v, const int64_t* slots,
                  int64_t tokens, const int64_t* strides, int threads) {
@@ -60,6 +71,9 @@ void rope_and_write(const Layer& layer, const Rope& rope, const void* q, const v
 #pragma omp parallel for num_threads(threads) \
     if (tokens * (q_heads + kv_heads) * head_dim > kSerialElements)
     for (int64_t token = 0; token < tokens; ++token) {
+        const int64_t block = slots[token] / layer.shape.block_size;
+        if (slots[token] >= 0 && (token == 0 || slots[token - 1] / layer.shape.block_size != block))
+            fetch_keys<T>(layer, slots[token]);
         for (int64_t head = 0; head < q_heads; ++head)
             rotate_head<T>(rope, token,
                            static_cast<const E*>(q) + token * strides[0] + head * head_dim,
