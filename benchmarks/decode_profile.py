@@ -5,7 +5,7 @@
 Each round runs one step of the engine, and beside it the parts of a step on the same shapes: every
 layer's native calls over that layer's own weights and cache, so that they come from main memory as
 in a step. Prints the median milliseconds of each, and its share of the step, as a table for docs;
-`rest` is what is left of the step: embeddings, the widening of logits, and the way between parts.
+`rest` is what is left of the step: embeddings, and the way between parts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PARTS = (
     "matrix products",
     "attention",
     "rotation and KV write",
-    "norms and activation",
+    "norms",
     "sampling",
     "scheduling and batch building",
 )
@@ -68,41 +68,41 @@ class StepParts:
         self._heads = self._rows(spec.num_heads * spec.head_dim + 2 * kv_size)
         self._hidden, self._residual = self._rows(spec.hidden_size), self._rows(spec.hidden_size)
         self._inner = self._rows(spec.intermediate_size)
-        self._gate_up = self._rows(2 * spec.intermediate_size)
         self._attended = self._rows(spec.num_heads * spec.head_dim)
-        self._logits = self._rows(spec.vocab_size)
-        self._wide_logits = self._logits.float()
+        self._logits = self._rows(spec.vocab_size).float()
 
     def calls(self) -> dict[str, list[Call]]:
         """Return the calls of each part, in the order of a step."""
         calls: dict[str, list[Call]] = {name: [] for name in PARTS[:-1]}
         for index, layer in enumerate(self.model.decoder.weights.layers):
-            for linear, x, out in (
-                (layer.qkv, self._hidden, self._heads),
-                (layer.o, self._attended, self._hidden),
-                (layer.gate_up, self._hidden, self._gate_up),
-                (layer.down, self._inner, self._hidden),
+            for linear, x, out, name in (
+                (layer.qkv, self._hidden, self._heads, "linear"),
+                (layer.o, self._attended, self._hidden, "linear"),
+                (layer.gate_up, self._hidden, self._inner, "silu_linear"),
+                (layer.down, self._inner, self._hidden, "linear"),
             ):
-                calls["matrix products"].append(self._product(linear.native, x, out))
+                calls["matrix products"].append(self._product(linear.native, x, out, name))
             calls["attention"].append(self._attention(index))
             calls["rotation and KV write"].append(self._write(index))
             norms = (layer.input_norm, layer.mlp_norm)
-            calls["norms and activation"] += [*map(self._add_norm, norms), self._activation()]
+            calls["norms"] += map(self._add_norm, norms)
         weights = self.model.decoder.weights
-        head = self._product(weights.lm_head.native, self._hidden, self._logits)
-        calls["matrix products"].append(head)
-        calls["norms and activation"].append(self._add_norm(weights.final_norm))
-        calls["sampling"].append(partial(greedy, self._wide_logits))
+        head = (weights.lm_head.native, self._hidden, self._logits, "linear_to_float32")
+        calls["matrix products"].append(self._product(*head))
+        calls["norms"].append(self._add_norm(weights.final_norm))
+        calls["sampling"].append(partial(greedy, self._logits))
         return calls
 
     def _rows(self, width: int) -> torch.Tensor:
         return torch.randn(self.batch, width).to(self.model.dtype)
 
-    def _product(self, weight: PackedWeight | None, x: torch.Tensor, out: torch.Tensor) -> Call:
+    def _product(
+        self, weight: PackedWeight | None, x: torch.Tensor, out: torch.Tensor, name: str
+    ) -> Call:
         assert weight is not None
         native = weight.native()
         strides = strides_of(x.stride(0), out.stride(0))
-        return self._call("linear", self._code, x, native, out, self.batch, strides)
+        return self._call(name, self._code, x, native, out, self.batch, strides, None)
 
     def _attention(self, layer: int) -> Call:
         spec, meta = self.model.spec, self._metadata
@@ -131,11 +131,6 @@ class StepParts:
         tensors = (self._hidden, self._residual, weight, self._hidden, self._residual)
         strides = strides_of(*[size] * 4)
         return self._call("add_rms_norm", self._code, *tensors, self.batch, size, strides, eps)
-
-    def _activation(self) -> Call:
-        inner = self._inner.shape[1]
-        tensors, strides = (self._gate_up, self._inner), strides_of(2 * inner, inner)
-        return self._call("silu_and_mul", self._code, *tensors, self.batch, inner, strides)
 
     @property
     def _code(self) -> int:

@@ -110,9 +110,11 @@ class _Drawer:
     def norm(self, size: int) -> torch.Tensor:
         return torch.ones(size, dtype=self.dtype, device=self.device)
 
-    def linear(self, out_features: int, in_features: int) -> PackedLinear:
+    def linear(
+        self, out_features: int, in_features: int, *, is_gated: bool = False
+    ) -> PackedLinear:
         weight = self.tensor(out_features, in_features)
-        return PackedLinear(weight, deterministic=self.deterministic)
+        return PackedLinear(weight, is_gated=is_gated, deterministic=self.deterministic)
 
 
 def _weights(spec: ModelSpec, max_len: int, draw: _Drawer) -> DecoderWeights:
@@ -136,7 +138,7 @@ def _layer(spec: ModelSpec, draw: _Drawer) -> LayerWeights:
         k_norm=None,
         o=draw.linear(hidden, q_size),
         mlp_norm=draw.norm(hidden),
-        gate_up=draw.linear(2 * inner, hidden),
+        gate_up=draw.linear(2 * inner, hidden, is_gated=True),
         down=draw.linear(hidden, inner),
     )
 

@@ -1,7 +1,7 @@
 """All layers of a decoder of the Llama family in one native call, on the CPU.
 
     hidden -> norm -> qkv -> (norm of q and k) -> rotate -> write -> attention -> o
-           -> add, norm -> gate_up -> silu * up -> down -> add, next norm
+           -> add, norm -> gate_up, silu * up -> down -> add, next norm
 
 The bits are those of this package's operations called one by one; a step of a small model spends
 half its time on the way to them. Knows nothing of embeddings, vocabularies or checkpoints.
@@ -64,7 +64,7 @@ class _Step(ctypes.Structure):
         ("cache", CacheShape),
         *[
             (name, ctypes.c_void_p)
-            for name in "storage residual hidden heads attended gate_up active".split()
+            for name in "storage residual hidden heads attended active".split()
         ],
     ]
 
@@ -82,7 +82,7 @@ class LayerParts:
     o: PackedWeight
     mlp_norm: torch.Tensor
     gate_up: PackedWeight
-    """hidden -> gate, then up."""
+    """hidden -> gate, then up; packed as gated."""
     down: PackedWeight
     window: int | None = None
     """Positions that a row sees, its own included; None for all."""
@@ -189,14 +189,13 @@ class NativeLayers:
         return self._scratch[0][:num_tokens]
 
     def _allocate(self, num_tokens: int) -> list[torch.Tensor]:
-        """Return memory for a step: hidden, heads, attended, gate_up and active."""
+        """Return memory for a step: hidden, heads, attended and active."""
         cache = self._cache
         all_heads = self._heads + 2 * cache.num_kv_heads
         widths = (
             self._hidden,
             all_heads * cache.head_dim,
             self._heads * cache.head_dim,
-            2 * self._inner,
             self._inner,
         )
         return [torch.empty(num_tokens, width, dtype=cache.dtype) for width in widths]
@@ -218,6 +217,8 @@ class NativeLayers:
                     f"native_layers: {name} is {given} but must be {(inputs, outputs, dtype)}: "
                     "inputs, outputs and dtype"
                 )
+        if not layer.gate_up.is_gated:
+            raise ValueError("native_layers: gate_up must be packed as gated")
         for name in ("input_norm", "mlp_norm"):
             check_tensor(
                 f"native_layers: {name}", getattr(layer, name), (self._hidden,), dtypes=(dtype,)

@@ -22,7 +22,7 @@ class NativeLinear(ctypes.Structure):
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("panels", "bias")],
-        *[(name, ctypes.c_int64) for name in ("in_features", "out_features")],
+        *[(name, ctypes.c_int64) for name in ("in_features", "out_features", "is_gated")],
     ]
 
 
@@ -36,18 +36,22 @@ class PackedWeight:
     """[out]"""
     in_features: int
     out_features: int
+    is_gated: bool
+    """Whether an output of the first half lies beside the one of the other half it is a gate of."""
     instructions: str
     """Name of the instruction set."""
 
     def native(self) -> NativeLinear:
         """Return this as native code takes it; keeps no tensor alive."""
-        return _native_linear(self.panels, self.bias, self.in_features, self.out_features)
+        sizes = (self.in_features, self.out_features, self.is_gated)
+        return _native_linear(self.panels, self.bias, *sizes)
 
 
 def pack_weight(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
+    is_gated: bool = False,
     instructions: InstructionSet | None = None,
 ) -> PackedWeight | None:
     """Pack a weight for `packed_linear`, or return None where native code does not serve it.
@@ -55,6 +59,8 @@ def pack_weight(
     Args:
         weight: [out, in], contiguous; not kept.
         bias: [out] of weight's dtype, or None; kept.
+        is_gated: Whether the first half of the outputs is a gate of the other half, as
+            `NativeLayers` wants it; changes no result of `packed_linear`.
         instructions: Those to pack for; None for the ones that native code serves with here.
 
     Raises:
@@ -67,17 +73,21 @@ def pack_weight(
         return None
     check_tensor("pack_weight: weight", weight, (None, None), packed=2)
     out_features, in_features = weight.shape
+    if is_gated and out_features % 2:
+        raise ValueError(
+            f"pack_weight: weight has {out_features} outputs but a gated one must have an even "
+            "number"
+        )
     if bias is not None:
         check_tensor("pack_weight: bias", bias, (out_features,), like=weight)
     library, element = library_named(chosen.name), element_code(weight.dtype)
     size = library.octavo_packed_size(element, in_features, out_features)
     panels = torch.empty(size // weight.element_size(), dtype=weight.dtype)
+    packed = PackedWeight(panels, bias, in_features, out_features, is_gated, chosen.name)
     library.octavo_pack_weight(
-        element,
-        *(weight.data_ptr(), panels.data_ptr(), in_features, out_features),
-        torch.get_num_threads(),
+        element, weight.data_ptr(), ctypes.byref(packed.native()), torch.get_num_threads()
     )
-    return PackedWeight(panels, bias, in_features, out_features, chosen.name)
+    return packed
 
 
 def packed_linear(
@@ -88,7 +98,8 @@ def packed_linear(
     Args:
         x: [rows, in] of the weight's dtype, rows contiguous, apart from each other as they like.
         weight: What `pack_weight` returned.
-        out: Receives the result, [rows, out] of x's dtype, apart from x.
+        out: Receives the result, [rows, out] of x's dtype, apart from x; or float32, and then the
+            same numbers.
 
     Returns:
         `out`, or a new tensor [rows, out].
@@ -101,35 +112,46 @@ def packed_linear(
     if out is None:
         out = torch.empty(shape, dtype=x.dtype)
     else:
-        check_tensor("packed_linear: out", out, shape, like=x)
-    _packed_linear(x, weight.panels, weight.bias, out, weight.instructions)
+        dtypes = (x.dtype, torch.float32)
+        check_tensor("packed_linear: out", out, shape, dtypes=dtypes, beside=x)
+    _packed_linear(x, weight.panels, weight.bias, out, weight.is_gated, weight.instructions)
     return out
 
 
 @register(
     "packed_linear",
-    "Tensor x, Tensor panels, Tensor? bias, Tensor(a!) out, str instructions",
+    "Tensor x, Tensor panels, Tensor? bias, Tensor(a!) out, bool is_gated, str instructions",
 )
 def _packed_linear(
     x: torch.Tensor,
     panels: torch.Tensor,
     bias: torch.Tensor | None,
     out: torch.Tensor,
+    is_gated: bool,
     instructions: str,
 ) -> None:
     """Compute `packed_linear` of checked tensors into `out`."""
-    library_named(instructions).octavo_linear(
+    library = library_named(instructions)
+    multiply = library.octavo_linear
+    if out.dtype != x.dtype:
+        multiply = library.octavo_linear_to_float32
+    multiply(
         element_code(x.dtype),
         x.data_ptr(),
-        ctypes.byref(_native_linear(panels, bias, x.shape[1], out.shape[1])),
+        ctypes.byref(_native_linear(panels, bias, x.shape[1], out.shape[1], is_gated)),
         *(out.data_ptr(), len(x)),
         strides_of(x.stride(0), out.stride(0)),
+        None,
         torch.get_num_threads(),
     )
 
 
 def _native_linear(
-    panels: torch.Tensor, bias: torch.Tensor | None, in_features: int, out_features: int
+    panels: torch.Tensor,
+    bias: torch.Tensor | None,
+    in_features: int,
+    out_features: int,
+    is_gated: bool,
 ) -> NativeLinear:
     bias_pointer = None if bias is None else bias.data_ptr()
-    return NativeLinear(panels.data_ptr(), bias_pointer, in_features, out_features)
+    return NativeLinear(panels.data_ptr(), bias_pointer, in_features, out_features, is_gated)

@@ -1,5 +1,7 @@
 """All layers in one call: the bits of the operations one by one."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -28,8 +30,8 @@ pytestmark = [
 
 HIDDEN, INNER, Q_HEADS, KV_HEADS, HEAD_DIM = 50, 70, 6, 2, 16
 BLOCK_SIZE, NUM_BLOCKS, MAX_LEN = 8, 40, 64
-# Rows and length of each sequence: a prefill, a chunk, decodes.
-ROWS, LENGTHS = [9, 3, 1, 1], [9, 20, 1, 33]
+# Rows and length of each sequence: a prefill, a chunk, decodes; more than one tile of a product.
+ROWS, LENGTHS = [29, 3, 1, 1], [29, 20, 1, 33]
 
 
 @pytest.fixture
@@ -40,10 +42,10 @@ def instructions(native_name, each_instruction_set):
 @pytest.fixture
 def make_parts(dtype, instructions):
     def make(qk_norm=True, with_bias=True, **options) -> LayerParts:
-        def linear(inputs, outputs):
+        def linear(inputs, outputs, is_gated=False):
             weight = (torch.randn(outputs, inputs) * inputs**-0.5).to(dtype)
             bias = torch.randn(outputs).to(dtype) if with_bias else None
-            return pack_weight(weight, bias, instructions=instructions)
+            return pack_weight(weight, bias, is_gated=is_gated, instructions=instructions)
 
         def norm(size):
             return (torch.randn(size) * 0.3 + 1).to(dtype)
@@ -55,7 +57,7 @@ def make_parts(dtype, instructions):
             k_norm=norm(HEAD_DIM) if qk_norm else None,
             o=linear(Q_HEADS * HEAD_DIM, HIDDEN),
             mlp_norm=norm(HIDDEN),
-            gate_up=linear(HIDDEN, 2 * INNER),
+            gate_up=linear(HIDDEN, 2 * INNER, is_gated=True),
             down=linear(INNER, HIDDEN),
             **options,
         )
@@ -192,7 +194,7 @@ def test_numbers_that_point_outside_are_refused(backend, make_parts, make_shared
     assert torch.equal(cache.storage, before)
     metadata.slot_mapping[5] = slot
     metadata.block_tables[1, 2] = NUM_BLOCKS
-    with pytest.raises(IndexError, match="sequence 1 has rows or blocks outside the 14 rows"):
+    with pytest.raises(IndexError, match="sequence 1 has rows or blocks outside the 34 rows"):
         run(residual, positions, cache, metadata)
 
 
@@ -206,14 +208,17 @@ def test_parts_and_steps_of_other_sizes_are_refused(backend, make_parts, make_sh
     odd = LayerParts(**{**vars(good), "o": good.down})
     with pytest.raises(ValueError, match="native_layers: o is"):
         NativeLayers(backend.shape, shared, [good, odd])
+    ungated = LayerParts(**{**vars(good), "gate_up": replace(good.gate_up, is_gated=False)})
+    with pytest.raises(ValueError, match="gate_up must be packed as gated"):
+        NativeLayers(backend.shape, shared, [good, ungated])
     unnormed = LayerParts(**{**vars(good), "mlp_norm": good.k_norm})
     with pytest.raises(ValueError, match=r"mlp_norm has shape \[16\] but must be \[50\]"):
         NativeLayers(backend.shape, shared, [good, unnormed])
     run = NativeLayers(backend.shape, shared, [good, good])
     residual, positions, cache, metadata = step
-    with pytest.raises(ValueError, match=r"positions has shape \[13\] but must be \[14\]"):
+    with pytest.raises(ValueError, match=r"positions has shape \[33\] but must be \[34\]"):
         run(residual, positions[1:], cache, metadata)
-    with pytest.raises(ValueError, match=r"slot_mapping has shape \[14\] but must be \[13\]"):
+    with pytest.raises(ValueError, match=r"slot_mapping has shape \[34\] but must be \[33\]"):
         run(residual[1:], positions[1:], cache, metadata)
     with pytest.raises(ValueError, match="positions is on meta but must be on cpu"):
         run(residual, positions.to("meta"), cache, metadata)

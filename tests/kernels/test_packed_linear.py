@@ -63,6 +63,44 @@ def test_the_number_of_threads_changes_no_bit(rows, dtype, instructions):
         assert torch.equal(packed_linear(x, packed), expected)
 
 
+@pytest.mark.parametrize("inputs", [64, 63])
+def test_how_far_rows_lie_apart_changes_no_bit(inputs, dtype, instructions):
+    x, weight, bias = draw(30, inputs, 50, dtype)
+    packed = pack_weight(weight, bias, instructions=instructions)
+    expected = packed_linear(x, packed)
+    # Odd, so that a pair of elements lies anywhere; and what brings rows to the same cache lines.
+    for width in (70, 71, 512, 1024, 2048):
+        around = torch.full((30, width), torch.nan, dtype=dtype)
+        around[:, 1 : 1 + inputs] = x
+        assert torch.equal(packed_linear(around[:, 1 : 1 + inputs], packed), expected), width
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 2), (7, 30), (33, 62), (576, 130), (64, 192)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_gated_weight_gives_the_bits_of_a_plain_one(
+    inputs, outputs, with_bias, dtype, instructions
+):
+    x, weight, bias = draw(21, inputs, outputs, dtype)
+    bias = bias if with_bias else None
+    plain, gated = (
+        pack_weight(weight, bias, is_gated=is_gated, instructions=instructions)
+        for is_gated in (False, True)
+    )
+    assert torch.equal(packed_linear(x, gated), packed_linear(x, plain))
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_float32_receives_the_same_numbers(with_bias, dtype, instructions, make_poisoned):
+    x, weight, bias = draw(40, 35, 77, dtype)
+    packed = pack_weight(weight, bias if with_bias else None, instructions=instructions)
+    around = make_poisoned(40, 90, dtype=torch.float32)
+    out = around[:, 5:82]
+    assert packed_linear(x, packed, out=out) is out
+    assert torch.equal(out, packed_linear(x, packed).float())
+    out.zero_()
+    assert int(around.isnan().sum()) == 40 * (90 - 77)
+
+
 def test_nothing_is_read_or_written_outside_the_rows(dtype, instructions, surround, make_poisoned):
     x, weight, bias = draw(17, 35, 45, dtype)
     packed = pack_weight(weight, bias, instructions=instructions)
@@ -101,6 +139,8 @@ def test_wrong_arguments_are_refused():
         pack_weight(torch.randn(3, 4).T)
     with pytest.raises(ValueError, match=r"bias has shape \[3\] but must be \[4\]"):
         pack_weight(torch.randn(4, 3), torch.randn(3))
+    with pytest.raises(ValueError, match="weight has 5 outputs but a gated one must have an even"):
+        pack_weight(torch.randn(5, 3), is_gated=True)
     packed = pack_weight(torch.randn(4, 3))
     with pytest.raises(ValueError, match=r"x has shape \[2, 4\] but must be \[any, 3\]"):
         packed_linear(torch.randn(2, 4), packed)
@@ -108,3 +148,5 @@ def test_wrong_arguments_are_refused():
         packed_linear(torch.randn(2, 3).half(), packed)
     with pytest.raises(ValueError, match=r"out has shape \[2, 3\] but must be \[2, 4\]"):
         packed_linear(torch.randn(2, 3), packed, out=torch.empty(2, 3))
+    with pytest.raises(ValueError, match=r"out is torch.float16 but must be torch.float32"):
+        packed_linear(torch.randn(2, 3), packed, out=torch.empty(2, 4).half())

@@ -67,6 +67,7 @@ class PackedLinear:
     Args:
         weight: [out, in]; not kept when it can be packed, so drop your own reference to free it.
         bias: [out] or None.
+        is_gated: as `octavo_kernels.pack_weight` takes it.
         deterministic: Whether a row must have the same bits whatever the other rows are; on a CPU
             it has in any case.
     """
@@ -76,22 +77,32 @@ class PackedLinear:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         *,
+        is_gated: bool = False,
         deterministic: bool = True,
     ) -> None:
         self.deterministic = deterministic
         self.out_features, self.in_features = weight.shape
         self._bias = bias
-        self.native = pack_weight(weight, bias)
+        self.native = pack_weight(weight, bias, is_gated=is_gated)
         """The weight for native code, or None where that does not serve."""
         self._packed = _pack(weight) if self.native is None else None
         is_plain = self.native is None and self._packed is None
         self._plain = weight if is_plain else None
         self._multiply = plain_product(weight.device, deterministic=deterministic)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x @ weight.T + bias, [rows, out], for x [rows >= 1, in] of its dtype."""
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return x @ weight.T + bias, [rows, out], for x [rows >= 1, in] of its dtype.
+
+        Args:
+            x: the rows.
+            out: receives the result, in x's dtype or in float32: the same numbers.
+        """
         if self.native is not None:
-            return packed_linear(x, self.native)
+            return packed_linear(x, self.native, out=out)
+        product = self._product(x)
+        return product if out is None else out.copy_(product)
+
+    def _product(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is not None:
             if x.shape[0] >= _MIN_ROWS:
                 return _multiply_packed(x, self._packed, self._bias)

@@ -172,14 +172,14 @@ class _WeightReader:
             k_norm=k_norm,
             o=self._linear([f"{prefix}self_attn.o_proj"], spec.o_bias),
             mlp_norm=self._tensor(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=self._linear(gate_up, spec.mlp_bias),
+            gate_up=self._linear(gate_up, spec.mlp_bias, is_gated=True),
             down=self._linear([f"{prefix}mlp.down_proj"], spec.mlp_bias),
         )
 
-    def _linear(self, names: list[str], has_bias: bool) -> PackedLinear:
+    def _linear(self, names: list[str], has_bias: bool, is_gated: bool = False) -> PackedLinear:
         bias = self._tensor(*(f"{name}.bias" for name in names)) if has_bias else None
         weight = self._tensor(*(f"{name}.weight" for name in names))
-        return PackedLinear(weight, bias, deterministic=self._deterministic)
+        return PackedLinear(weight, bias, is_gated=is_gated, deterministic=self._deterministic)
 
     def _tensor(self, *names: str) -> torch.Tensor:
         """Return tensors joined along their rows, in memory of their own."""

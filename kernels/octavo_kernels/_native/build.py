@@ -25,7 +25,8 @@ _SOURCES = tuple(
 _HEADERS = tuple(
     f"{name}.h"
     for name in (
-        "vector elements kv_cache rope attention_tile attention_items linear operations logits"
+        "vector elements activation kv_cache rope attention_tile attention_items linear linear_tile"
+        " operations logits"
     ).split()
 )
 _OPTIONS = (

@@ -163,3 +163,11 @@ INLINE void write(typename T::Element* to, Floats value, int count) {
     T::narrow(padded, value);
     for (int i = 0; i < count; ++i) to[i] = padded[i];
 }
+
+// Round to T's precision.
+template <class T>
+INLINE Floats rounded(Floats value) {
+    typename T::Element narrowed[kLanes];
+    T::narrow(narrowed, value);
+    return T::widen(narrowed);
+}

@@ -35,7 +35,7 @@ struct Step {
     void *residual, *hidden;  // [tokens, hidden]
     void* heads;              // [tokens, (q_heads + 2 kv_heads) * head_dim]
     void* attended;           // [tokens, q_heads * head_dim]
-    void *gate_up, *active;   // [tokens, 2 * inner], [tokens, inner]
+    void* active;             // [tokens, inner]
 };
 
 enum Stage { kWrite = 1, kAttention = 2 };
@@ -51,9 +51,10 @@ struct Runner {
         return static_cast<char*>(base) + elements * element_bytes();
     }
 
-    void multiply(const PackedLinear& linear, const void* x, void* out) const {
+    void multiply(const PackedLinear& linear, const void* x, void* out,
+                  const PackedLinear* next) const {
         const int64_t strides[] = {linear.in_features, linear.out_features};
-        octavo_linear(model.element, x, &linear, out, tokens(), strides, threads);
+        octavo_linear(model.element, x, &linear, out, tokens(), strides, next, threads);
     }
 
     void add_and_normalize(const void* weight) const {
@@ -77,7 +78,7 @@ struct Runner {
         void *q = step.heads, *k = at(q, q_size), *v = at(q, q_size + kv_size);
         void* keys = at(step.storage, 2 * index * kv_size * cache.block_size);
         void* values = at(keys, kv_size * cache.block_size);
-        multiply(layer.qkv, step.hidden, step.heads);
+        multiply(layer.qkv, step.hidden, step.heads, &layer.o);
         if (layer.q_norm) {
             normalize_heads(layer.q_norm, q, model.q_heads, row);
             normalize_heads(layer.k_norm, k, cache.kv_heads, row);
@@ -92,16 +93,16 @@ struct Runner {
                                           layer.sinks, model.q_heads / cache.kv_heads, strides,
                                           model.scale, layer.soft_cap, layer.window, threads);
         if (*invalid >= 0) return kAttention;
-        multiply(layer.o, step.attended, step.hidden);
+        multiply(layer.o, step.attended, step.hidden, &layer.gate_up);
         return 0;
     }
 
-    void feed_forward(const Layer& layer) const {
-        const int64_t strides[] = {2 * model.inner, model.inner};
-        multiply(layer.gate_up, step.hidden, step.gate_up);
-        octavo_silu_and_mul(model.element, step.gate_up, step.active, tokens(), model.inner,
-                            strides, threads);
-        multiply(layer.down, step.active, step.hidden);
+    // next: the layer that follows, or null
+    void feed_forward(const Layer& layer, const Layer* next) const {
+        const int64_t strides[] = {model.hidden, model.inner};
+        octavo_silu_linear(model.element, step.hidden, &layer.gate_up, step.active, tokens(),
+                           strides, &layer.down, threads);
+        multiply(layer.down, step.active, step.hidden, next ? &next->qkv : nullptr);
     }
 };
 
@@ -122,7 +123,7 @@ int octavo_run_layers(const Model* model, const Layer* layers, int64_t count, co
         if (i > 0) runner.add_and_normalize(layers[i].input_norm);
         if (const int stage = runner.attend(layers[i], i, invalid)) return stage;
         runner.add_and_normalize(layers[i].mlp_norm);
-        runner.feed_forward(layers[i]);
+        runner.feed_forward(layers[i], i + 1 < count ? &layers[i + 1] : nullptr);
     }
     return 0;
 }

@@ -2,8 +2,9 @@
 //
 // Every output sums its products in the order of the inputs, in float32, by the same instruction:
 // neither the number of rows, nor a row's place among them, nor the number of threads changes a
-// bit. Rows are multiplied in tiles that fill the registers; a panel of the weight stays in cache
-// while all tiles of a block of rows pass over it, and the next one is fetched meanwhile.
+// bit. Rows are multiplied in tiles that fill the registers, read where they are if they can be; a
+// panel of the weight stays in cache while all tiles of a block of rows pass over it, and the next
+// one is fetched meanwhile.
 
 #include "linear.h"
 
@@ -11,23 +12,17 @@
 
 #include <memory>
 
+#include "linear_tile.h"
+
 namespace {
 
 constexpr int64_t kBlockRows = 192;  // rows that share one passage over the weight
 constexpr int64_t kSerialElements = 1 << 14;
-
-// The most rows whose sums, beside a step's operands, stay in registers.
-template <class T>
-constexpr int kTileRows = (kRegisters - kPanelVectors * T::kWide - 2) / kPanelVectors;
+constexpr int64_t kLineSpread = 2048;  // bytes; see reads_in_place
 
 template <class T>
 INLINE int64_t tiles_of(int64_t rows) {
     return (rows + kTileRows<T> - 1) / kTileRows<T>;
-}
-
-template <class T>
-INLINE int64_t depth_of(int64_t in_features) {
-    return (in_features + T::kPerLane - 1) / T::kPerLane;
 }
 
 INLINE int64_t panels_of(int64_t out_features) {
@@ -41,183 +36,112 @@ int64_t packed_size(int64_t in_features, int64_t out_features) {
 }
 
 template <class T>
-void pack_weight(const void* weight, void* panels, int64_t in_features, int64_t out_features,
-                 int threads) {
+void pack_weight(const void* weight, const PackedLinear& linear, int threads) {
     using E = typename T::Element;
-    const int64_t depth = depth_of<T>(in_features), size = depth * kPanelOutputs * T::kPerLane;
+    const int64_t in_features = linear.in_features;
+    const int64_t size = depth_of<T>(in_features) * kPanelOutputs * T::kPerLane;
+    E* const panels = static_cast<E*>(const_cast<void*>(linear.panels));
 #pragma omp parallel for num_threads(threads)
-    for (int64_t panel = 0; panel < panels_of(out_features); ++panel) {
-        E* to = static_cast<E*>(panels) + panel * size;
+    for (int64_t panel = 0; panel < panels_of(linear.out_features); ++panel) {
+        E* const to = panels + panel * size;
         memset(to, 0, size * sizeof *to);
-        for (int64_t i = 0; i < kPanelOutputs && panel * kPanelOutputs + i < out_features; ++i) {
-            const E* from =
-                static_cast<const E*>(weight) + (panel * kPanelOutputs + i) * in_features;
-            for (int64_t k = 0; k < in_features; ++k)
-                to[(k / T::kPerLane * kPanelOutputs + i) * T::kPerLane + k % T::kPerLane] = from[k];
-        }
-    }
-}
-
-// Part `index` of `count` even parts of [0, size).
-struct Span {
-    int64_t begin, end;
-};
-INLINE Span part_of(int64_t size, int64_t index, int64_t count) {
-    return {size * index / count, size * (index + 1) / count};
-}
-
-struct Product {
-    const void* x;
-    void* out;
-    int64_t rows, x_stride, out_stride;
-    PackedLinear linear;
-};
-
-// Scalars of a tile are [chunks, rows of the tile, kChunkStride]: the distance between the rows of a
-// step is a constant, and no power of two.
-constexpr int64_t kChunk = 512, kChunkStride = kChunk + 16;
-
-template <class T>
-INLINE int64_t chunks_of(int64_t in_features) {
-    return (depth_of<T>(in_features) + kChunk - 1) / kChunk;
-}
-
-template <class T>
-void pack_rows(const Product& product, Span rows, typename T::Scalar* to) {
-    using E = typename T::Element;
-    constexpr int64_t kElements = kChunk * T::kPerLane;
-    const int64_t in_features = product.linear.in_features, count = rows.end - rows.begin;
-    for (int64_t r = 0; r < count; ++r) {
-        const E* from = static_cast<const E*>(product.x) + (rows.begin + r) * product.x_stride;
-        for (int64_t c = 0; c * kElements < in_features; ++c) {
-            const int64_t left = in_features - c * kElements;
-            typename T::Scalar* row = to + (c * count + r) * kChunkStride;
-            for_pieces(left < kElements ? left : kElements, [&](int64_t i, int size) {
-                T::scalars(row + i / T::kPerLane, read<T>(from + c * kElements + i, size));
-            });
-        }
-    }
-}
-
-// The panel that is used next, and the steps of it that a tile fetches into the cache.
-template <class T>
-struct Ahead {
-    const typename T::Lane* panel;
-    Span steps;
-};
-
-template <class T, int R>
-INLINE void write_tile(const Product& product, Floats (*sums)[kPanelVectors], int64_t row,
-                       int64_t output) {
-    using E = typename T::Element;
-    const E* bias = static_cast<const E*>(product.linear.bias);
-    for (int v = 0; v < kPanelVectors; ++v) {
-        const int64_t at = output + v * kLanes, left = product.linear.out_features - at;
-        if (left <= 0) return;
-        const int count = left < kLanes ? static_cast<int>(left) : kLanes;
-        const Floats added = bias ? read<T>(bias + at, count) : Floats{};
-        for (int r = 0; r < R; ++r)
-            write<T>(static_cast<E*>(product.out) + (row + r) * product.out_stride + at,
-                     sums[r][v] + added, count);
-    }
-}
-
-template <class T, int R>
-void multiply_tile(const Product& product, const typename T::Scalar* x,
-                   const typename T::Lane* panel, Ahead<T> ahead, int64_t row, int64_t output) {
-    Floats sums[R][kPanelVectors];
-    for (int r = 0; r < R; ++r)
-        for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = Floats{};
-    const typename T::Lane* fetch = ahead.panel + ahead.steps.begin * kPanelOutputs;
-    int64_t fetched = ahead.panel ? ahead.steps.end - ahead.steps.begin : 0;
-    int64_t left = depth_of<T>(product.linear.in_features);
-    for (; left > 0; left -= kChunk, x += R * kChunkStride) {
-        const int64_t steps = left < kChunk ? left : kChunk;
-        for (int64_t d = 0; d < steps; ++d) {
-            typename T::Wide weights[kPanelVectors];
-            for (int v = 0; v < kPanelVectors; ++v)
-                weights[v] = T::lanes(panel + v * kLanes, 0xffffffffu);
-            panel += kPanelOutputs;
-            if (fetched > 0) {
-                for (int v = 0; v < kPanelVectors; ++v)
-                    __builtin_prefetch(fetch + v * kLanes, 0, 2);
-                fetch += kPanelOutputs;
-                --fetched;
+        for (int v = 0; v < kPanelVectors; ++v) {
+            const Outputs outputs = outputs_of(linear, panel, v);
+            for (int i = 0; i < outputs.count; ++i) {
+                const E* from = static_cast<const E*>(weight) + (outputs.begin + i) * in_features;
+                E* lane = to + (v * kLanes + i) * T::kPerLane;
+                for (int64_t k = 0; k < in_features; ++k)
+                    lane[k / T::kPerLane * kPanelOutputs * T::kPerLane + k % T::kPerLane] = from[k];
             }
-            for (int r = 0; r < R; ++r)
-                for (int v = 0; v < kPanelVectors; ++v)
-                    sums[r][v] = T::dot(sums[r][v], weights[v], x[r * kChunkStride + d]);
         }
     }
-    write_tile<T, R>(product, sums, row, output);
+}
+
+// Whether a product may read its rows where they are: if neighbouring elements are a scalar, and
+// rows do not lie so that all of a tile's go into the same few lines of the cache.
+template <class T>
+bool reads_in_place(const Product& product) {
+    const int64_t stride = product.x_stride, bytes = sizeof(typename T::Element);
+    return sizeof(typename T::Scalar) == sizeof(typename T::Lane) &&
+           product.linear.in_features % T::kPerLane == 0 && stride % T::kPerLane == 0 &&
+           stride * bytes % kLineSpread != 0;
+}
+
+// An odd number of cache lines: rows are spread over all of the cache.
+template <class T>
+INLINE int64_t packed_stride(int64_t in_features) {
+    return (depth_of<T>(in_features) + 31) / 32 * 32 + 16;
 }
 
 template <class T>
-using TileFunction = void (*)(const Product&, const typename T::Scalar*, const typename T::Lane*,
-                              Ahead<T>, int64_t, int64_t);
-
-template <class T, int R>
-TileFunction<T> tile_function(int64_t rows) {
-    if constexpr (R == 1)
-        return multiply_tile<T, 1>;
-    else
-        return rows == R ? multiply_tile<T, R> : tile_function<T, R - 1>(rows);
+void pack_row(const Product& product, int64_t row, typename T::Scalar* to) {
+    const auto* from =
+        static_cast<const typename T::Element*>(product.x) + row * product.x_stride;
+    for_pieces(product.linear.in_features, [&](int64_t i, int size) {
+        T::scalars(to + i / T::kPerLane, read<T>(from + i, size));
+    });
 }
 
-// Multiply the rows of one block, whose scalars are packed, with this thread's panels.
 template <class T>
-void multiply_panels(const Product& product, const typename T::Scalar* scalars, Span rows,
-                     int64_t tiles, Span panels) {
-    using Lane = typename T::Lane;
-    const int64_t depth = depth_of<T>(product.linear.in_features);
-    const Lane* panel = static_cast<const Lane*>(product.linear.panels);
-    const int64_t width = chunks_of<T>(product.linear.in_features) * kChunkStride;
-    const int64_t size = depth * kPanelOutputs, count = rows.end - rows.begin;
+INLINE const typename T::Lane* panel_at(const PackedLinear& linear, int64_t panel) {
+    return static_cast<const typename T::Lane*>(linear.panels) +
+           panel * depth_of<T>(linear.in_features) * kPanelOutputs;
+}
+
+// The panels that this thread of a team multiplies by.
+INLINE Span own_panels(const PackedLinear& linear) {
+    return part_of(panels_of(linear.out_features), omp_get_thread_num(), omp_get_num_threads());
+}
+
+// Multiply the rows of one block with this thread's panels; `next` is what it is needed for then.
+template <class T>
+void multiply_panels(const Product& product, Scalars<T> x, Span rows, const PackedLinear* next) {
+    const int64_t count = rows.end - rows.begin, tiles = tiles_of<T>(count);
+    const Span panels = own_panels(product.linear);
     for (int64_t p = panels.begin; p < panels.end; ++p) {
-        const Lane* next = p + 1 < panels.end ? panel + (p + 1) * size : nullptr;
+        const bool is_last = p + 1 == panels.end;
+        const PackedLinear* const ahead = is_last ? next : &product.linear;
+        const int64_t steps = ahead ? depth_of<T>(ahead->in_features) : 0;
+        const auto* const fetched =
+            ahead ? panel_at<T>(*ahead, is_last ? own_panels(*ahead).begin : p + 1) : nullptr;
         for (int64_t t = 0; t < tiles; ++t) {
             const Span tile = part_of(count, t, tiles);
             const auto run = tile_function<T, kTileRows<T>>(tile.end - tile.begin);
-            run(product, scalars + tile.begin * width, panel + p * size,
-                {next, part_of(depth, t, tiles)}, rows.begin + tile.begin, p * kPanelOutputs);
+            run(product, x, panel_at<T>(product.linear, p), {fetched, part_of(steps, t, tiles)},
+                rows.begin + tile.begin, p);
         }
-    }
-}
-
-// Pack the rows of one block: every thread of a team its share of the tiles.
-template <class T>
-void pack_block(const Product& product, Span rows, int64_t tiles, typename T::Scalar* scalars) {
-    const int64_t width = chunks_of<T>(product.linear.in_features) * kChunkStride;
-#pragma omp for
-    for (int64_t t = 0; t < tiles; ++t) {
-        const Span tile = part_of(rows.end - rows.begin, t, tiles);
-        pack_rows<T>(product, {rows.begin + tile.begin, rows.begin + tile.end},
-                     scalars + tile.begin * width);
     }
 }
 
 template <class T>
 void multiply(const Product& product, int threads) {
+    using Scalar = typename T::Scalar;
     const int64_t in_features = product.linear.in_features;
-    const int64_t width = chunks_of<T>(in_features) * kChunkStride;
-    const int64_t panels = panels_of(product.linear.out_features);
     const int64_t blocks = (product.rows + kBlockRows - 1) / kBlockRows;
-    const int64_t most = (product.rows + blocks - 1) / blocks;
-    const std::unique_ptr<typename T::Scalar[]> scalars(new typename T::Scalar[most * width]);
-    // Where one thread packs all rows sooner than a team would wait for each other, it does so.
-    const bool serial = blocks == 1 && product.rows * in_features <= kSerialElements;
-    if (serial) pack_block<T>(product, {0, product.rows}, tiles_of<T>(product.rows), scalars.get());
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    for (int64_t block = 0; block < blocks; ++block) {
-        const Span rows = part_of(product.rows, block, blocks);
-        const int64_t tiles = tiles_of<T>(rows.end - rows.begin);
-        if (!serial) pack_block<T>(product, rows, tiles, scalars.get());
-        multiply_panels<T>(product, scalars.get(), rows, tiles,
-                           part_of(panels, omp_get_thread_num(), omp_get_num_threads()));
-        if (block + 1 < blocks) {
-#pragma omp barrier
-        }
+    const bool in_place = reads_in_place<T>(product);
+    Scalars<T> x = {static_cast<const Scalar*>(product.x), product.x_stride / T::kPerLane};
+    std::unique_ptr<Scalar[]> packed;
+    if (!in_place) {
+        x.stride = packed_stride<T>(in_features);
+        packed.reset(new Scalar[product.rows * x.stride]);
+        x.first = packed.get();
+        // A team is waited for longer than one thread packs a few rows.
+#pragma omp parallel for num_threads(threads) if (product.rows * in_features > kSerialElements)
+        for (int64_t row = 0; row < product.rows; ++row)
+            pack_row<T>(product, row, packed.get() + row * x.stride);
     }
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    for (int64_t block = 0; block < blocks; ++block)
+        multiply_panels<T>(product, x, part_of(product.rows, block, blocks),
+                           block + 1 < blocks ? &product.linear : product.next);
+}
+
+void multiply_into(Form form, int element, const void* x, const PackedLinear& linear, void* out,
+                   int64_t rows, const int64_t* strides, const PackedLinear* next, int threads) {
+    if (rows == 0) return;
+    const auto run = for_element(element, multiply<Float32>, multiply<BFloat16>,
+                                 multiply<Float16>);
+    run({form, x, out, rows, strides[0], strides[1], linear, next}, threads);
 }
 
 }  // namespace
@@ -229,19 +153,27 @@ int64_t octavo_packed_size(int element, int64_t in_features, int64_t out_feature
                        packed_size<Float16>)(in_features, out_features);
 }
 
-void octavo_pack_weight(int element, const void* weight, void* panels, int64_t in_features,
-                        int64_t out_features, int threads) {
+void octavo_pack_weight(int element, const void* weight, const PackedLinear* linear, int threads) {
     const auto run = for_element(element, pack_weight<Float32>, pack_weight<BFloat16>,
                                  pack_weight<Float16>);
-    run(weight, panels, in_features, out_features, threads);
+    run(weight, *linear, threads);
 }
 
 void octavo_linear(int element, const void* x, const PackedLinear* linear, void* out, int64_t rows,
-                   const int64_t* strides, int threads) {
-    if (rows == 0) return;
-    const auto run = for_element(element, multiply<Float32>, multiply<BFloat16>,
-                                 multiply<Float16>);
-    run({x, out, rows, strides[0], strides[1], *linear}, threads);
+                   const int64_t* strides, const PackedLinear* next, int threads) {
+    multiply_into(kRounded, element, x, *linear, out, rows, strides, next, threads);
+}
+
+void octavo_linear_to_float32(int element, const void* x, const PackedLinear* linear, void* out,
+                              int64_t rows, const int64_t* strides, const PackedLinear* next,
+                              int threads) {
+    multiply_into(kFloats, element, x, *linear, out, rows, strides, next, threads);
+}
+
+void octavo_silu_linear(int element, const void* x, const PackedLinear* linear, void* out,
+                        int64_t rows, const int64_t* strides, const PackedLinear* next,
+                        int threads) {
+    multiply_into(kSilu, element, x, *linear, out, rows, strides, next, threads);
 }
 
 }  // extern "C"

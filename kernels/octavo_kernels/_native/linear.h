@@ -3,7 +3,10 @@
 // A weight [out, in] is kept in panels of neighbouring outputs, one after the other in memory:
 //     [panels, in / per_lane, kPanelVectors * kLanes]    a lane pairs inputs, as in kv_cache.h
 // so that a panel is read in one stream, and no product needs a sum across lanes. What is past the
-// last input or output is zero.
+// last input or output is zero. Of a gated weight, whose first half of outputs is a gate for the
+// other half, a panel holds kLanes gates and then what they are for:
+//     plain    outputs [32 p, 32 p + 16), [32 p + 16, 32 p + 32)      of panel p with 16 lanes
+//     gated    outputs [16 p, 16 p + 16), out / 2 + [16 p, 16 p + 16)
 #pragma once
 
 #include <cstdint>
@@ -15,7 +18,7 @@ constexpr int kPanelOutputs = kPanelVectors * kLanes;
 
 struct PackedLinear {
     const void *panels, *bias;  // bias [out] or null
-    int64_t in_features, out_features;
+    int64_t in_features, out_features, is_gated;
 };
 
 extern "C" {
@@ -23,12 +26,22 @@ extern "C" {
 // Bytes that a packed weight takes.
 int64_t octavo_packed_size(int element, int64_t in_features, int64_t out_features);
 
-// weight: [out, in], contiguous
-void octavo_pack_weight(int element, const void* weight, void* panels, int64_t in_features,
-                        int64_t out_features, int threads);
+// weight: [out, in], contiguous; written to linear->panels
+void octavo_pack_weight(int element, const void* weight, const PackedLinear* linear, int threads);
 
-// out = x @ weight^T + bias for x [rows, in]; strides: of the rows of x and out
+// out = x @ weight^T + bias for x [rows, in]; strides: of the rows of x and out; next: the weight
+// that is multiplied by next, whose beginning is fetched meanwhile, or null
 void octavo_linear(int element, const void* x, const PackedLinear* linear, void* out, int64_t rows,
-                   const int64_t* strides, int threads);
+                   const int64_t* strides, const PackedLinear* next, int threads);
+
+// The same, rounded to the element and written as float32.
+void octavo_linear_to_float32(int element, const void* x, const PackedLinear* linear, void* out,
+                              int64_t rows, const int64_t* strides, const PackedLinear* next,
+                              int threads);
+
+// octavo_silu_and_mul of what octavo_linear makes with a gated weight; out is [rows, out / 2].
+void octavo_silu_linear(int element, const void* x, const PackedLinear* linear, void* out,
+                        int64_t rows, const int64_t* strides, const PackedLinear* next,
+                        int threads);
 
 }  // extern "C"

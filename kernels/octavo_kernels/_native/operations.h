@@ -18,8 +18,6 @@ void octavo_rms_norm(int element, const void* x, const void* weight, void* out, 
 void octavo_add_rms_norm(int element, const void* x, const void* residual, const void* weight,
                          void* out, void* residual_out, int64_t rows, int64_t size,
                          const int64_t* strides, float eps, int threads);
-void octavo_silu_and_mul(int element, const void* gate_up, void* out, int64_t rows, int64_t inner,
-                         const int64_t* strides, int threads);
 int64_t octavo_rope_and_write_kv_cache(const CacheShape* shape, const void* q, const void* k,
                                        const void* v, void* q_out, void* keys, void* values,
                                        const int64_t* positions, const float* cos_sin,

@@ -3,6 +3,7 @@
 // The caller has checked shapes, types and strides; sizes and strides are in elements. Each row is
 // computed by one thread in one fixed order. Work below kSerialElements is not worth waking a team.
 
+#include "activation.h"
 #include "elements.h"
 #include "rope.h"
 
@@ -62,17 +63,6 @@ void add_rms_norm(const void* x, const void* residual, const void* weight, void*
     }
 }
 
-// Both activations are gate / (1 + e^exponent(gate)).
-struct Silu {
-    INLINE Floats exponent(Floats gate) { return -gate; }
-};
-// By tanh: (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), where 2u = sqrt(8 / pi) (gate + 0.044715 gate^3).
-struct Gelu {
-    INLINE Floats exponent(Floats gate) {
-        return gate * -1.59576912f * (gate * gate * 0.044715f + 1.0f);
-    }
-};
-
 template <class T, class Activation>
 void activate_and_mul(const void* gate_up, void* out, int64_t rows, int64_t inner,
                       const int64_t* strides, int threads) {
@@ -82,9 +72,8 @@ void activate_and_mul(const void* gate_up, void* out, int64_t rows, int64_t inne
         const E* gates = static_cast<const E*>(gate_up) + row * strides[0];
         E* to = static_cast<E*>(out) + row * strides[1];
         for_pieces(inner, [&](int64_t i, int count) {
-            const Floats gate = read<T>(gates + i, count);
-            const Floats active = gate / (exponential(Activation::exponent(gate)) + 1.0f);
-            write<T>(to + i, active * read<T>(gates + inner + i, count), count);
+            const Floats gate = read<T>(gates + i, count), up = read<T>(gates + inner + i, count);
+            write<T>(to + i, activate_and_multiply<Activation>(gate, up), count);
         });
     }
 }

@@ -1,0 +1,195 @@
+// One tile of a product: some rows times one panel of the weight, its sums in registers.
+#pragma once
+
+#include <utility>
+
+#include "activation.h"
+#include "linear.h"
+
+namespace {
+
+// The most rows whose sums, beside a step's operands, stay in registers.
+template <class T>
+constexpr int kTileRows = (kRegisters - kPanelVectors * T::kWide - 2) / kPanelVectors;
+
+template <class T>
+INLINE int64_t depth_of(int64_t in_features) {
+    return (in_features + T::kPerLane - 1) / T::kPerLane;
+}
+
+// The outputs that one vector of a panel holds.
+struct Outputs {
+    int64_t begin;
+    int count;
+};
+INLINE Outputs outputs_of(const PackedLinear& linear, int64_t panel, int vector) {
+    const int64_t all = linear.out_features, half = all / 2;
+    const int64_t begin = linear.is_gated ? vector * half + panel * kLanes
+                                          : panel * kPanelOutputs + vector * kLanes;
+    const int64_t left = (linear.is_gated && vector == 0 ? half : all) - begin;
+    return {begin, static_cast<int>(left < 0 ? 0 : left < kLanes ? left : kLanes)};
+}
+
+// Part `index` of `count` even parts of [0, size).
+struct Span {
+    int64_t begin, end;
+};
+INLINE Span part_of(int64_t size, int64_t index, int64_t count) {
+    return {size * index / count, size * (index + 1) / count};
+}
+
+// What is written of the sums: as they are rounded; the same as float32; what silu makes of them.
+enum Form { kRounded, kFloats, kSilu };
+
+struct Product {
+    Form form;
+    const void* x;
+    void* out;
+    int64_t rows, x_stride, out_stride;
+    PackedLinear linear;
+    const PackedLinear* next;
+};
+
+// Rows as tiles read them: depth_of scalars each, `stride` scalars apart.
+template <class T>
+struct Scalars {
+    const typename T::Scalar* first;
+    int64_t stride;
+};
+
+// Apply `body` to the numbers below N, each a constant, so that arrays by them stay in registers.
+template <int... I, class Body>
+INLINE void repeat(std::integer_sequence<int, I...>, Body body) {
+    (body(std::integral_constant<int, I>{}), ...);
+}
+template <int N, class Body>
+INLINE void repeat(Body body) {
+    repeat(std::make_integer_sequence<int, N>{}, body);
+}
+
+// The panel that is used next, and the steps of it that a tile fetches into the cache.
+template <class T>
+struct Ahead {
+    const typename T::Lane* panel;
+    Span steps;
+};
+
+// The sums of some rows, as far as they go into one panel.
+struct Block {
+    const Floats (*sums)[kPanelVectors];
+    int rows;
+    int64_t first_row, panel;
+};
+
+template <class T>
+INLINE Floats bias_of(const PackedLinear& linear, Outputs outputs) {
+    using E = typename T::Element;
+    return linear.bias ? read<T>(static_cast<const E*>(linear.bias) + outputs.begin, outputs.count)
+                       : Floats{};
+}
+
+template <class T>
+void write_sums(const Product& product, const Block& block) {
+    using E = typename T::Element;
+    for (int v = 0; v < kPanelVectors; ++v) {
+        const Outputs outputs = outputs_of(product.linear, block.panel, v);
+        const Floats bias = bias_of<T>(product.linear, outputs);
+        for (int r = 0; r < block.rows; ++r) {
+            const int64_t at = (block.first_row + r) * product.out_stride + outputs.begin;
+            const Floats sum = block.sums[r][v] + bias;
+            if (product.form == kFloats)
+                write<Float32>(static_cast<float*>(product.out) + at, rounded<T>(sum),
+                               outputs.count);
+            else
+                write<T>(static_cast<E*>(product.out) + at, sum, outputs.count);
+        }
+    }
+}
+
+template <class T>
+void write_silu(const Product& product, const Block& block) {
+    const Outputs gates = outputs_of(product.linear, block.panel, 0);
+    const Outputs ups = outputs_of(product.linear, block.panel, 1);
+    const Floats gate_bias = bias_of<T>(product.linear, gates);
+    const Floats up_bias = bias_of<T>(product.linear, ups);
+    for (int r = 0; r < block.rows; ++r) {
+        const Floats gate = rounded<T>(block.sums[r][0] + gate_bias);
+        const Floats up = rounded<T>(block.sums[r][1] + up_bias);
+        write<T>(static_cast<typename T::Element*>(product.out) +
+                     (block.first_row + r) * product.out_stride + gates.begin,
+                 activate_and_multiply<Silu>(gate, up), gates.count);
+    }
+}
+
+template <class T, int R>
+INLINE void write_tile(const Product& product, const Floats (&sums)[R][kPanelVectors], int64_t row,
+                       int64_t panel) {
+    using E = typename T::Element;
+    const Outputs first = outputs_of(product.linear, panel, 0);
+    const Outputs second = outputs_of(product.linear, panel, 1);
+    if (product.form == kRounded && !product.linear.bias && second.count == kLanes) {
+        E* const out = static_cast<E*>(product.out) + row * product.out_stride;
+        repeat<R>([&](auto r) {
+            E* const to = out + r * product.out_stride;
+            write<T>(to + first.begin, sums[r][0] + Floats{}, kLanes);  // as with a bias: no -0
+            write<T>(to + second.begin, sums[r][1] + Floats{}, kLanes);
+        });
+        return;
+    }
+    Floats kept[R][kPanelVectors];
+    repeat<R>([&](auto r) { repeat<kPanelVectors>([&](auto v) { kept[r][v] = sums[r][v]; }); });
+    const Block block = {kept, R, row, panel};
+    product.form == kSilu ? write_silu<T>(product, block) : write_sums<T>(product, block);
+}
+
+template <class T, int R>
+void multiply_tile(const Product& product, Scalars<T> x, const typename T::Lane* lanes,
+                   Ahead<T> ahead, int64_t row, int64_t panel) {
+    Floats sums[R][kPanelVectors] = {};
+    // A pointer for every four rows: there are not enough registers for one each.
+    constexpr int kPointers = (R + 3) / 4;
+    const typename T::Scalar* rows[kPointers];
+    repeat<kPointers>([&](auto i) { rows[i] = x.first + (row + 4 * i) * x.stride; });
+    const auto add_products = [&]() __attribute__((always_inline)) {
+        typename T::Wide weights[kPanelVectors];
+        repeat<kPanelVectors>([&](auto v) {
+            weights[v] = T::lanes(lanes + v * kLanes, 0xffffffffu);
+        });
+        repeat<R>([&](auto r) {
+            const typename T::Scalar scalar = rows[r / 4][r % 4 * x.stride];
+            repeat<kPanelVectors>(
+                [&](auto v) { sums[r][v] = T::dot(sums[r][v], weights[v], scalar); });
+        });
+        lanes += kPanelOutputs;
+        repeat<kPointers>([&](auto i) { ++rows[i]; });
+    };
+    int64_t left = depth_of<T>(product.linear.in_features);
+    // Fetches are spread over the tile: at once they would hold up its own loads.
+    int64_t fetched = ahead.steps.end - ahead.steps.begin;
+    fetched = fetched < left ? fetched : left;
+    if (fetched > 0) {
+        const int64_t gap = left / fetched;
+        const typename T::Lane* fetch = ahead.panel + ahead.steps.begin * kPanelOutputs;
+        left -= gap * fetched;
+        for (; fetched > 0; --fetched, fetch += kPanelOutputs) {
+            repeat<kPanelVectors>([&](auto v) { __builtin_prefetch(fetch + v * kLanes, 0, 2); });
+            for (int64_t step = 0; step < gap; ++step) add_products();
+        }
+    }
+    for (; left > 0; --left) add_products();
+    write_tile<T, R>(product, sums, row, panel);
+}
+
+template <class T>
+using TileFunction = void (*)(const Product&, Scalars<T>, const typename T::Lane*, Ahead<T>,
+                              int64_t, int64_t);
+
+template <class T, int R>
+TileFunction<T> tile_function(int64_t rows) {
+    if constexpr (R == 1)
+        return multiply_tile<T, 1>;
+    else
+        return rows == R ? multiply_tile<T, R> : tile_function<T, R - 1>(rows);
+}
+
+}  // namespace
