@@ -157,8 +157,6 @@ class Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.frozen: list[Any] = []
-        self.results: list[torch.Tensor] = []
-        """Lasting tensors that the work copies something to."""
         self._made: dict[int, torch.Tensor] = {}
         self._lasting: set[int] = set()
 
@@ -168,8 +166,6 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         values = tree_flatten((args, kwargs))[0]
         self.frozen.append((str(function), [self._describe(value) for value in values]))
-        if function is torch.ops.aten.copy_.default and _address(args[0]) in self._lasting:
-            self.results.append(args[0])
         output = function(*args, **kwargs)
         for tensor in filter(torch.is_tensor, tree_flatten(output)[0]):
             if _address(tensor) not in self._lasting:
@@ -194,30 +190,33 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 class FakeCapture:
-    """Work that is done anew at each replay, if it is what was recorded."""
+    """Work that is done anew at each replay, if it is what was recorded.
 
-    def __init__(self, work: Callable[[], object]) -> None:
+    Args:
+        work: returns the tensor that receives its result.
+    """
+
+    def __init__(self, work: Callable[[], torch.Tensor]) -> None:
         self._work = work
-        self._recorded = self._run()
+        self._result, self._recorded = self._run()
         self.num_replays = 0
 
     @property
     def num_rows(self) -> int:
-        """Rows of the last result."""
-        return len(self._recorded.results[-1])
+        """Rows of the result."""
+        return len(self._result)
 
     def replay(self) -> None:
-        for result in self._recorded.results:
-            result.fill_(float("nan"))
-        replayed = self._run()
+        self._result.fill_(float("nan"))
+        _, replayed = self._run()
         for now, then in zip(replayed.frozen, self._recorded.frozen, strict=True):
             assert now == then, "a graph would do what was recorded"
         self.num_replays += 1
 
-    def _run(self) -> Watch:
+    def _run(self) -> tuple[torch.Tensor, Watch]:
         with Watch() as watch:
-            self._work()
-        return watch
+            result = self._work()
+        return result, watch
 
 
 class FakeRecorder:
@@ -226,7 +225,7 @@ class FakeRecorder:
     def __init__(self) -> None:
         self.captures: list[FakeCapture] = []
 
-    def record(self, work: Callable[[], object]) -> FakeCapture:
+    def record(self, work: Callable[[], torch.Tensor]) -> FakeCapture:
         work()
         self.captures.append(FakeCapture(work))
         return self.captures[-1]

@@ -40,7 +40,13 @@ def undisturbed(runner, make_step) -> torch.Tensor:
     """Logits of sequence `a` after 13 tokens and another, computed without any copy."""
     sequence = make_sequence("a", 13, 0, 1)
     runner.execute(make_step(sequence))
-    return runner.execute(make_step(go_on(sequence, 42, 0, 1)))
+    return runner.execute(make_step(go_on(sequence, 42, 0, 1))).clone()
+
+
+def test_logits_lie_in_memory_that_steps_share(runner, make_step):
+    small, large = make_sequence("a", 3, 0), [make_sequence(name, 3, 0) for name in "abcd"]
+    first = runner.execute(make_step(*large))
+    assert runner.execute(make_step(small)).data_ptr() == first.data_ptr()
 
 
 def test_a_swapped_sequence_goes_on_with_the_same_bits(runner, make_step, undisturbed):
@@ -59,7 +65,7 @@ def test_a_block_is_copied_before_it_is_written(runner, make_step, undisturbed):
     runner.execute(make_step(parent))
     fork = go_on(parent.fork(1), 5, 0, 4)
     step = make_step(go_on(parent, 42, 0, 1), fork, copies=((1, 4),))
-    both = runner.execute(step)
+    both = runner.execute(step).clone()
     assert torch.equal(both[:1], undisturbed)
     alone = make_sequence("a", 13, 0, 1)
     runner.execute(make_step(alone))

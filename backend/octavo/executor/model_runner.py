@@ -86,6 +86,8 @@ class ModelRunner:
             config.block_size,
         )
         self._scores: PromptScores | None = None
+        # Kept between steps: to get as much memory from the system anew takes part of a step.
+        self._logits = torch.empty((0, self.vocab_size), device=model.device)
         self._batch = BatchBuilder(*astuple(sizes))
         self._tools = make_tools(model.device, attention, sizes)
         self.steps_ahead = self._tools.steps_ahead
@@ -150,7 +152,10 @@ class ModelRunner:
         if scored:
             project = functools.partial(decoder.project, states)
             self._scores = PromptScores(scored, project, self._device)
-        return decoder.project(states, inputs.logits_rows)
+        num_rows = len(inputs.logits_rows)
+        if num_rows > len(self._logits):
+            self._logits = torch.empty((num_rows, self.vocab_size), device=self._device)
+        return decoder.project(states, inputs.logits_rows, self._logits[:num_rows])
 
     def _warm_up(self, steps: WarmUpSteps) -> tuple[int, float]:
         """Run every kind of step in a small cache, so that all of it is built and loaded.

@@ -41,7 +41,7 @@ class LayerWeights:
     o: PackedLinear
     mlp_norm: torch.Tensor
     gate_up: PackedLinear
-    """hidden -> gate, then up."""
+    """hidden -> gate, then up; packed as gated."""
     down: PackedLinear
 
 
@@ -145,7 +145,9 @@ class Decoder:
         if out is None:
             out = hidden.new_empty((len(rows), self.spec.vocab_size), dtype=torch.float32)
         if len(rows):
-            out.copy_(self._logits(hidden[rows], residual[rows]))
+            weight, eps = self.weights.final_norm, self.spec.rms_norm_eps
+            normed, _ = add_rms_norm(hidden[rows], residual[rows], weight, eps)
+            self.weights.lm_head(normed, out=out)
         return out
 
     def _run_layers(
@@ -192,10 +194,6 @@ class Decoder:
             q, kv_cache, index, metadata, scale=self._scale, window=spec.windows[index]
         )
         return layer.o(attended.view(num_tokens, -1))
-
-    def _logits(self, hidden: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        normed, _ = add_rms_norm(hidden, residual, self.weights.final_norm, self.spec.rms_norm_eps)
-        return self.weights.lm_head(normed)
 
 
 def _native_layers(
