@@ -57,7 +57,27 @@ INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+// a > b ? a : b, which compilers do not always turn into one instruction: b where either is NaN.
+INLINE Floats larger(Floats a, Floats b) {
+#if defined(OCTAVO_AVX512)
+    return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(OCTAVO_AVX2)
+    return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+// a < b ? a : b
+INLINE Floats smaller(Floats a, Floats b) {
+#if defined(OCTAVO_AVX512)
+    return (Floats)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(OCTAVO_AVX2)
+    return (Floats)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    return a < b ? a : b;
+#endif
+}
 
 // Exchange lanes whose indices differ by `Step`.
 template <int Step>
@@ -104,7 +124,7 @@ INLINE Floats scale_by_power(Floats x, Floats n, Floats shifted) {
 // e^x, within about one unit in the last place for x <= 88; exactly 0 below -104; NaN stays.
 INLINE Floats exponential(Floats x) {
     x = larger(splat(-104.0f), x);  // in this order NaN passes
-    x = x > splat(88.0f) ? splat(88.0f) : x;
+    x = smaller(splat(88.0f), x);
     const Floats shift = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves an integer below
     const Floats shifted = multiply_add(x, splat(1.44269504f), shift);
     const Floats whole = shifted - shift;
