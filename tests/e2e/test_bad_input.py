@@ -46,7 +46,7 @@ def strings(*values: str) -> np.ndarray:
 
 # Name of the mistake: tensors, and a piece of the message.
 PROMPTS: dict[str, tuple[dict[str, Any], str]] = {
-    "no prompt": ({"stream": True}, "has none of them but must have one of text_input, input_ids"),
+    "no prompt": ({"stream": True}, "has no prompt but must have one of text_input, input_ids"),
     "two prompts": ({"text_input": "a", "input_ids": [1]}, "has text_input and input_ids but"),
     "ids of rank 0": ({"input_ids": np.zeros([0], np.int32)}, "input_ids"),
     "empty text": ({"text_input": ""}, "text_input is empty but must have at least one"),

@@ -136,7 +136,7 @@ def test_scheduling_keys_beside_the_tensor_are_checked(
 @pytest.mark.parametrize(
     ("request_body", "message"),
     [
-        ({"stream": False}, "the request has none of them but must have one of text_input"),
+        ({"stream": False}, "the request has no prompt but must have one of text_input"),
         ({"text_input": "a", "temperature": -1}, "temperature is -1"),
         ({"text_input": "a", "temprature": 1}, "did you mean 'temperature'?"),
         ({"text_input": "a", "n": 0}, "n is 0 but must be an integer from 1 to 128"),

@@ -164,7 +164,7 @@ PARAMETERS = {
     "n above what runs": ('{"n": 65}', "n is 65 but max_num_seqs is 64; ask for fewer answers"),
 }
 PROMPTS = {
-    "none": ({}, "the request has none of them but must have one of text_input, input_ids, mess"),
+    "none": ({}, "the request has no prompt but must have one of text_input, input_ids, mess"),
     "two": ({"text_input": "a", "input_ids": [1]}, "the request has text_input and input_ids but"),
     "empty": ({"text_input": ""}, "text_input is empty but must have at least one character"),
     "not UTF-8": ({"text_input": b"\xc3("}, "text_input has byte 0xc3 at position 0 but must be"),

@@ -181,7 +181,7 @@ def test_what_the_protocol_leaves_in_the_parameters_is_no_error(
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({}, "the request has none of them but must have one of text_input, input_ids, messages"),
+        ({}, "the request has no prompt but must have one of text_input, input_ids, messages"),
         (
             {"text_input": "a", "messages": "[]"},
             "the request has text_input and messages but must have one of "

@@ -184,7 +184,7 @@ def test_a_streams_tokens_come_while_a_long_prompt_is_read(
         ({"prompt": "a", "temperature": -1}, "temperature is -1.0 but must be"),
         ({"messages": "[]"}, r"messages is \[\] but must be a list of messages"),
         ({"input_ids": [300]}, "input_ids has 300 at position 0 but token ids are 0 to 299"),
-        ({}, "the request has none of them"),
+        ({}, "the request has no prompt"),
         (
             {"prompt": "a", "n": 65},
             "n is 65 but max_num_seqs is 64; ask for fewer answers or raise",

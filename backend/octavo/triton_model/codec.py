@@ -120,7 +120,7 @@ def decode_request(
     tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
     given = [name for name in _PROMPTS if name in tensors]
     if len(given) != 1:
-        found = " and ".join(given) or "none of them"
+        found = " and ".join(given) or "no prompt"
         raise InvalidRequest(f"the request has {found} but must have one of {', '.join(_PROMPTS)}")
     params, scheduling = _read_params(tensors, request)
     decoded = functools.partial(DecodedRequest, params, scheduling, _read_options(tensors))
