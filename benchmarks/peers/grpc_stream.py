@@ -17,7 +17,7 @@ from benchmarks.peers.loads import Load
 from benchmarks.peers.side import Reply, Unavailable
 from benchmarks.workload import Job
 from tritonclient.grpc import InferenceServerClient, InferInput
-from tritonclient.utils import np_to_triton_dtype
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 _MODEL = "octavo"
 
@@ -32,9 +32,12 @@ def play_on_one_stream(url: str, load: Load) -> list[Reply]:
     with InferenceServerClient(url) as client:
         answers = _Answers(load)
         client.start_stream(answers.take)
-        for index, each in enumerate(inputs):
-            answers.wait_until_due(index)
-            client.async_stream_infer(_MODEL, each, request_id=str(index))
+        try:
+            for index, each in enumerate(inputs):
+                answers.wait_until_due(index)
+                client.async_stream_infer(_MODEL, each, request_id=str(index))
+        except InferenceServerException as error:  # the stream has ended
+            raise Unavailable(str(error)) from error
         answers.wait()
     return answers.replies()
 
