@@ -26,7 +26,7 @@ from octavo_client import AsyncClient
 
 LOAD_SHARE = 0.9
 NUM_AT_A_TIME = 32
-MOST_GROWTH, MOST_GROWTH_OVER_FAULTS = 0.02, 0.05
+MOST_GROWTH = 0.02
 #: A stub starts the threads for long prompts when the first one comes.
 MORE_THREADS = 2
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=octavo")
@@ -101,10 +101,7 @@ class Soak:
 
     def _judge_growth(self, role: str) -> list[Promise]:
         grown = processes.growth(self.samples, role, self.warm_up_s)
-        # What a fault leaves behind once in a stub, such as a larger heap, is no leak.
-        faults_s = sorted(outage.start_s for outage in self.outages)
-        calm = processes.growth(self.samples, role, self.warm_up_s, faults_s)
-        if grown is None or calm is None:
+        if grown is None:
             lives = f"lives of the {role} long enough to see it grow"
             return [Promise(lives, "none", "1", is_kept=False, is_counted=False)]
         # A stub inherits files of the server when it starts, so each life is compared with itself.
@@ -112,17 +109,10 @@ class Soak:
             _at_most(f"threads that a warm {role} came to hold", grown.num_threads, MORE_THREADS),
             _at_most(f"files that a warm {role} came to hold", grown.num_files, 0),
             Promise(
-                f"resident memory that a warm {role} came to hold between faults",
-                f"{calm.memory_share:+.2%}",
-                f"at most {MOST_GROWTH:.0%} more",
-                calm.memory_share <= MOST_GROWTH,
-                is_counted=False,
-            ),
-            Promise(
-                f"resident memory that a warm {role} came to hold over all",
+                f"resident memory that a warm {role} came to hold",
                 f"{grown.memory_share:+.2%}",
-                f"at most {MOST_GROWTH_OVER_FAULTS:.0%} more",
-                grown.memory_share <= MOST_GROWTH_OVER_FAULTS,
+                f"at most {MOST_GROWTH:.0%} more",
+                grown.memory_share <= MOST_GROWTH,
                 is_counted=False,
             ),
         ]

@@ -6,7 +6,6 @@ Knows the processes by their commands and nothing of what they do.
 from __future__ import annotations
 
 import asyncio
-import bisect
 import contextlib
 import statistics
 import time
@@ -88,20 +87,14 @@ def shared_memory(server: TritonServer) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-def growth(
-    samples: Sequence[Held], role: str, warm_up_s: float, breaks_s: Sequence[float] = ()
-) -> Growth | None:
+def growth(samples: Sequence[Held], role: str, warm_up_s: float) -> Growth | None:
     """Return the most that a process of the role grew by once it was warm.
 
-    Compares the first and the last fifth of each life; None if none was long enough. A life ends
-    with the process, and at each of `breaks_s`, after which it must get warm anew.
+    Compares the first and the last fifth of each life; None if none was long enough.
     """
-    lives: dict[tuple[int, int], list[Held]] = {}
-    for held in samples:
-        if held.role == role:
-            lives.setdefault((held.pid, bisect.bisect(breaks_s, held.at_s)), []).append(held)
     grown = []
-    for life in lives.values():
+    for pid in {held.pid for held in samples if held.role == role}:
+        life = [held for held in samples if held.pid == pid]
         warm = [held for held in life if held.at_s >= life[0].at_s + warm_up_s]
         fifth = len(warm) // 5
         if fifth:
