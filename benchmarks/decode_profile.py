@@ -1,6 +1,6 @@
 """Show where the time of a decode step of the demo model goes, on a CPU with native code.
 
-    python benchmarks/decode_profile.py [--batches 1,8,32,64] [--context 200] [--rounds 30]
+    python -m benchmarks.decode_profile [--batches 1,8,32,64] [--context 200] [--rounds 30]
 
 Each round runs one step of the engine, and beside it the parts of a step on the same shapes: every
 layer's native calls over that layer's own weights and cache, so that they come from main memory as
@@ -19,9 +19,9 @@ from functools import partial
 import click
 import numpy as np
 import torch
-from in_process import draw_prompt, load_engine, make_request
-from quiet import quietly
-from scheduling import time_steps
+from benchmarks.in_process import draw_prompt, load_engine, make_request
+from benchmarks.quiet import quietly
+from benchmarks.scheduling import time_steps
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine
