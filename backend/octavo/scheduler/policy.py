@@ -7,19 +7,18 @@ nothing of queues, blocks, steps or the clock.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from heapq import heapify, heappop, heappush, heapreplace, nlargest
+from heapq import nlargest
 from operator import itemgetter
 from typing import Protocol
 
 from octavo.config import SCHEDULING_POLICIES
 from octavo.errors import ConfigError, shown
+from octavo.scheduler.late_heap import LateHeap
 from octavo.sequence import Sequence
 from octavo.tenant_weights import read_tenant_weights
 
 #: Tenants without requests whose counters are remembered for sure.
 MAX_IDLE_TENANTS = 1024
-#: Outdated entries of a heap that are kept before it is built anew.
-MAX_SPARE_ENTRIES = 64
 
 
 class Policy(Protocol):
@@ -107,8 +106,7 @@ class FairPolicy:
         self._num_live: dict[str, int] = {}
         self._counters: dict[str, float] = {}
         """Of tenants with live sequences."""
-        self._heap: list[tuple[float, str]] = []
-        """Has an entry for each counter that is not above it, for counters rise."""
+        self._heap = LateHeap(self._counters, self._counters.__getitem__)
         self._idle_counters: dict[str, float] = {}
         self._last_floor = 0.0
 
@@ -132,7 +130,7 @@ class FairPolicy:
             floor = self._floor
             self._num_live[tenant] = 0
             self._counters[tenant] = max(floor, self._idle_counters.pop(tenant, floor))
-            self._list(tenant)
+            self._heap.push(tenant)
         self._num_live[tenant] += 1
 
     def leave(self, sequence: Sequence) -> None:
@@ -153,23 +151,8 @@ class FairPolicy:
 
     @property
     def _floor(self) -> float:
-        heap = self._heap
-        while heap:
-            listed, tenant = heap[0]
-            counter = self._counters.get(tenant)
-            if counter is None:
-                heappop(heap)
-            elif counter > listed:
-                heapreplace(heap, (counter, tenant))
-            else:
-                return counter
-        return self._last_floor
-
-    def _list(self, tenant: str) -> None:
-        heappush(self._heap, (self._counters[tenant], tenant))
-        if len(self._heap) > 2 * len(self._counters) + MAX_SPARE_ENTRIES:
-            self._heap = [(counter, name) for name, counter in self._counters.items()]
-            heapify(self._heap)
+        lowest: tuple[float, str] | None = self._heap.lowest()
+        return self._last_floor if lowest is None else lowest[0]
 
     def _forget_idle(self) -> None:
         # Those at the floor would be lifted anyway; of the others the lowest gain the least.

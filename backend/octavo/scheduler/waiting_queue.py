@@ -8,24 +8,24 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Set
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heapreplace
 
 from octavo.errors import EngineError
-from octavo.scheduler.policy import MAX_SPARE_ENTRIES, Policy
+from octavo.scheduler.late_heap import LateHeap
+from octavo.scheduler.policy import Policy
 from octavo.sequence import Sequence, SequenceStatus
 
 
 class WaitingQueue:
     """A queue for each of the policy's groups, and a heap of their heads' ranks.
 
-    A group is sorted by arrival, so that a preempted sequence returns to its place. An entry of
-    the heap may lag behind the head it stands for, for ranks rise; never be above it.
+    A group is sorted by arrival, so that a preempted sequence returns to its place.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._groups: dict[Hashable, deque[Sequence]] = {}
-        self._heap: list[tuple[tuple[float, ...], Hashable]] = []
+        self._heap = LateHeap(self._groups, lambda name: policy.rank(self._groups[name][0]))
         self._num_sequences = 0
         self.num_new = 0
         """Those that were never admitted; each is the only sequence of its request."""
@@ -46,18 +46,8 @@ class WaitingQueue:
     @property
     def head(self) -> Sequence | None:
         """The sequence that goes first by the policy's ranks of now; None if nobody waits."""
-        heap = self._heap
-        while heap:
-            listed_rank, name = heap[0]
-            group = self._groups.get(name)
-            if group is None:
-                heappop(heap)
-                continue
-            rank = self._policy.rank(group[0])
-            if rank == listed_rank:
-                return group[0]
-            heapreplace(heap, (rank, name))
-        return None
+        lowest = self._heap.lowest()
+        return None if lowest is None else self._groups[lowest[1]][0]
 
     def push(self, sequence: Sequence) -> None:
         """Put a sequence at its place by arrival.
@@ -70,7 +60,7 @@ class WaitingQueue:
         group.insert(index, sequence)
         self._count(sequence, 1)
         if index == 0:
-            self._list(name)
+            self._heap.push(name)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out, wherever it stands.
@@ -96,7 +86,7 @@ class WaitingQueue:
 
         Who looks at the first few does not pay for all groups.
         """
-        heap, places = self._heap.copy(), Counter[Hashable]()
+        heap, places = self._heap.entries(), Counter[Hashable]()
         while heap:
             listed_rank, name = heap[0]
             group, place = self._groups.get(name, ()), places[name]
@@ -125,13 +115,6 @@ class WaitingQueue:
             counts[sequence.request_id] += sign
             if not counts[sequence.request_id]:
                 del counts[sequence.request_id]
-
-    def _list(self, name: Hashable) -> None:
-        heappush(self._heap, (self._policy.rank(self._groups[name][0]), name))
-        if len(self._heap) > 2 * len(self._groups) + MAX_SPARE_ENTRIES:
-            groups = self._groups.items()
-            self._heap = [(self._policy.rank(group[0]), name) for name, group in groups]
-            heapify(self._heap)
 
 
 def _place(sequence: Sequence) -> tuple[int, int]:
