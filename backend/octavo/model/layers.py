@@ -7,19 +7,19 @@ own product instead, which may be faster, and which makes no such promise: it ch
 the number of rows. Knows nothing of models or checkpoints.
 
 Native code sums every output in the order of the inputs, whatever the number of rows. It is as fast
-as oneDNN or faster for every dtype and instruction set but many rows of what oneDNN does best. CPU
+as oneDNN or faster for every dtype and instruction set but many rows of float32 with AVX-512. CPU
 time on one core of an AMD AVX512-BF16, two layers of SmolLM2-135M and its vocabulary (of one row
 where there are more than 64), ms natively / by oneDNN, kept to the same instructions; by torch's
 own linear where oneDNN packs no such dtype; at 1 / 32 / 256 rows:
 
-    avx512-bf16  bfloat16   2.2 / 2.9    7.1 / 7.5     11 / 11
-    avx512       bfloat16   2.8 / 9.5    12 / 37       20 / 55
-    avx512       float32    5.1 / 5.4    16 / 15       23 / 21
-    avx512       float16    2.4 / 96     10 / 97       18 / 230
-    avx2         float32    5.2 / 8.8    24 / 26       36 / 39
-    avx2         bfloat16   2.6 / 97     28 / 97       50 / 228
-    portable     float32    4.4 / 16     54 / 61       86 / 92
-    portable     bfloat16   3.0 / 100    57 / 98       93 / 236
+    avx512-bf16  bfloat16   2.1 / 2.4    6.4 / 7.3    9.3 / 10
+    avx512       bfloat16   2.7 / 7.9    12 / 34       18 / 51
+    avx512       float32    4.3 / 4.6    12 / 13       25 / 19
+    avx512       float16    1.8 / 2.9    11 / 95       23 / 143
+    avx2         float32    4.7 / 7.0    22 / 24       34 / 36
+    avx2         bfloat16   2.4 / 3.1    27 / 94       50 / 144
+    portable     float32    4.5 / 14     52 / 57       83 / 88
+    portable     bfloat16   4.1 / 8.1    64 / 247     105 / 392
 
 Determinism without native code. A row must have the same bits whatever the number of rows it is
 computed with, or a request would answer differently in a batch than alone. Measured (AMD
