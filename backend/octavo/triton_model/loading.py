@@ -9,6 +9,7 @@ import os
 
 from octavo.config import EngineConfig
 from octavo.engine_client import EngineClient
+from octavo.free_memory import release_free_memory
 from octavo.local.demo_model import resolve_model
 from octavo.model.location import checkpoint_directory
 from octavo.text.tokenizer import Tokenizer
@@ -41,6 +42,8 @@ def make_service(
         resolve_model(config.model), trust_remote_code=trust, allow_pickle=config.allow_pickle
     )
     tokenizer = Tokenizer.load(config.tokenizer or str(directory), trust_remote_code=trust)
+    # What its file is parsed into takes more memory than what is made of that.
+    release_free_memory()
     client.wait_ready()
     metrics = EngineMetrics(pb_utils, model, version)
     logs = (log_request,) if config.log_requests else ()
