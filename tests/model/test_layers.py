@@ -69,6 +69,16 @@ def test_the_result_is_the_product_plus_the_bias(dtype, count, layout):
     torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance)
 
 
+def test_memory_of_a_weight_is_kept_only_where_it_is_not_laid_out_anew(layout):
+    weight, _, x = random_linear(torch.float32, 33, 50)
+    before = weight.clone()
+    linear = PackedLinear(weight)
+    assert linear.keeps_weight == (layout == "plain")
+    if not linear.keeps_weight:
+        weight.fill_(torch.nan)
+    assert torch.equal(linear(x), PackedLinear(before)(x))
+
+
 def test_on_a_gpu_torchs_own_product_serves_only_who_asks_for_no_determinism():
     def product(device, deterministic):
         return layers.plain_product(torch.device(device), deterministic=deterministic)

@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.model import layers
 from octavo.model.loader import load_model, read_spec
 from octavo.model.location import checkpoint_directory
 
@@ -40,6 +41,18 @@ def test_a_sharded_checkpoint_loads_to_the_bits_of_a_single_file(
     directory, _ = make_checkpoint(model_type, head_dim=16, max_shard_size="60KB")
     assert len(list(directory.glob("model-*.safetensors"))) > 2
     assert torch.equal(make_driver(load(directory)).step({"a": make_prompt(30)}), single)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_that_are_not_packed_do_not_share_memory(
+    tied, make_checkpoint, load, make_driver, make_prompt, monkeypatch
+):
+    directory, _ = make_checkpoint("llama", tie_word_embeddings=tied)
+    packed = make_driver(load(directory)).step({"a": make_prompt(30)})
+    monkeypatch.setattr(layers, "pack_weight", lambda weight, bias, is_gated: None)
+    monkeypatch.setattr(layers, "_pack", lambda weight: None)
+    plain = make_driver(load(directory)).step({"a": make_prompt(30)})
+    torch.testing.assert_close(plain, packed, rtol=1e-4, atol=1e-5)
 
 
 def test_auto_dtype_is_the_configs_and_an_option_converts(make_checkpoint, load):

@@ -90,6 +90,11 @@ class PackedLinear:
         self._plain = weight if is_plain else None
         self._multiply = plain_product(weight.device, deterministic=deterministic)
 
+    @property
+    def keeps_weight(self) -> bool:
+        """Whether the weight that this was made of is in use, and must not be overwritten."""
+        return self._plain is not None
+
     def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return x @ weight.T + bias, [rows, out], for x [rows >= 1, in] of its dtype.
 

@@ -6,6 +6,7 @@ released. Knows nothing of sequences or memory for KV blocks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -147,6 +148,7 @@ class _WeightReader:
         self._dtype = dtype
         self._device = device
         self._deterministic = deterministic
+        self._scratch = torch.empty(0, dtype=dtype, device=device)
 
     def read(self, max_len: int) -> DecoderWeights:
         embedding = self._tensor("model.embed_tokens.weight")
@@ -178,20 +180,43 @@ class _WeightReader:
 
     def _linear(self, names: list[str], has_bias: bool, is_gated: bool = False) -> PackedLinear:
         bias = self._tensor(*(f"{name}.bias" for name in names)) if has_bias else None
-        weight = self._tensor(*(f"{name}.weight" for name in names))
-        return PackedLinear(weight, bias, is_gated=is_gated, deterministic=self._deterministic)
+        parts = [self._checkpoint.tensor(f"{name}.weight") for name in names]
+        weight = self._scratch_for(_joined_shape(parts))
+        linear = PackedLinear(
+            _join(parts, weight), bias, is_gated=is_gated, deterministic=self._deterministic
+        )
+        if linear.keeps_weight:
+            self._scratch = self._scratch.new_empty(0)
+        return linear
+
+    def _scratch_for(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return memory for a weight that is to be packed, the same for one after the other.
+
+        What is allocated for each and freed again would leave holes between the packed ones.
+        """
+        size = math.prod(shape)
+        if len(self._scratch) < size:
+            self._scratch = self._scratch.new_empty(size)
+        return self._scratch[:size].view(shape)
 
     def _tensor(self, *names: str) -> torch.Tensor:
         """Return tensors joined along their rows, in memory of their own."""
         parts = [self._checkpoint.tensor(name) for name in names]
-        num_rows = sum(part.shape[0] for part in parts)
-        shape = (num_rows, *parts[0].shape[1:])
-        joined = torch.empty(shape, dtype=self._dtype, device=self._device)
-        start = 0
-        for part in parts:
-            joined[start : start + part.shape[0]] = part
-            start += part.shape[0]
-        return joined
+        shape = _joined_shape(parts)
+        return _join(parts, torch.empty(shape, dtype=self._dtype, device=self._device))
+
+
+def _joined_shape(parts: list[torch.Tensor]) -> tuple[int, ...]:
+    return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+
+def _join(parts: list[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    """Write tensors into `out`, joined along their rows, and return it."""
+    start = 0
+    for part in parts:
+        out[start : start + part.shape[0]] = part
+        start += part.shape[0]
+    return out
 
 
 def _ignored_tensors(spec: ModelSpec) -> tuple[str, ...]:
