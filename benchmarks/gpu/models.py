@@ -15,7 +15,7 @@ import torch
 from octavo.config import EngineConfig
 from octavo.executor.model_runner import ModelLoader
 from octavo.model.decoder import Decoder, DecoderWeights, LayerWeights
-from octavo.model.layers import PackedLinear
+from octavo.model.layers import Embedding, PackedLinear
 from octavo.model.loader import LoadedModel
 from octavo.model.rope import rotary_table
 from octavo.model.spec import ModelSpec
@@ -120,7 +120,7 @@ class _Drawer:
 def _weights(spec: ModelSpec, max_len: int, draw: _Drawer) -> DecoderWeights:
     hidden = spec.hidden_size
     return DecoderWeights(
-        embedding=draw.tensor(spec.vocab_size, hidden),
+        embedding=Embedding(draw.tensor(spec.vocab_size, hidden)),
         layers=tuple(_layer(spec, draw) for _ in range(spec.num_layers)),
         final_norm=draw.norm(hidden),
         lm_head=draw.linear(spec.vocab_size, hidden),

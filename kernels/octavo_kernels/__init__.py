@@ -30,6 +30,7 @@ from octavo_kernels.native_layers import (
     SharedParts,
     make_native_layers,
 )
+from octavo_kernels.packed_embedding import packed_embedding
 from octavo_kernels.packed_linear import PackedWeight, pack_weight, packed_linear
 from octavo_kernels.rms_norm import (
     add_rms_norm,
@@ -74,6 +75,7 @@ __all__ = [
     "make_attention_backend",
     "make_native_layers",
     "pack_weight",
+    "packed_embedding",
     "packed_linear",
     "rms_norm",
     "rms_norm_reference",

@@ -3,7 +3,7 @@ import torch
 
 import octavo_kernels
 from octavo.model import layers
-from octavo.model.layers import PackedLinear
+from octavo.model.layers import Embedding, PackedLinear
 
 ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 32, 33, 64, 100, 128, 257, 512)
 # The demo model's products, then sizes that fill no vector.
@@ -69,6 +69,16 @@ def test_the_result_is_the_product_plus_the_bias(dtype, count, layout):
     torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_an_embedding_gives_the_rows_of_its_weight(dtype, is_tied, layout):
+    weight, _, _ = random_linear(dtype, 33, 50)
+    embedding = Embedding(weight, PackedLinear(weight) if is_tied else None)
+    token_ids = torch.tensor([49, 0, 7, 7])
+    assert embedding.dtype == dtype
+    assert torch.equal(embedding(token_ids), weight[token_ids])
+
+
 def test_memory_of_a_weight_is_kept_only_where_it_is_not_laid_out_anew(layout):
     weight, _, x = random_linear(torch.float32, 33, 50)
     before = weight.clone()
@@ -77,6 +87,16 @@ def test_memory_of_a_weight_is_kept_only_where_it_is_not_laid_out_anew(layout):
     if not linear.keeps_weight:
         weight.fill_(torch.nan)
     assert torch.equal(linear(x), PackedLinear(before)(x))
+
+
+def test_an_embedding_that_shares_a_packed_weight_keeps_no_plain_one():
+    weight, _, _ = random_linear(torch.float32, 33, 50)
+    expected, tied = weight.clone(), PackedLinear(weight)
+    if tied.native is None:
+        pytest.skip("this machine builds no native code")
+    embedding = Embedding(weight, tied)
+    weight.fill_(torch.nan)
+    assert torch.equal(embedding(torch.arange(50)), expected)
 
 
 def test_on_a_gpu_torchs_own_product_serves_only_who_asks_for_no_determinism():

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from octavo.model.layers import PackedLinear
+from octavo.model.layers import Embedding, PackedLinear
 from octavo.model.spec import ModelSpec
 from octavo_kernels import (
     AttentionBackend,
@@ -49,8 +49,7 @@ class LayerWeights:
 class DecoderWeights:
     """All weights of a decoder, in one dtype on one device."""
 
-    embedding: torch.Tensor
-    """[vocab, hidden]"""
+    embedding: Embedding
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     lm_head: PackedLinear
@@ -125,7 +124,7 @@ class Decoder:
         metadata: AttentionMetadata,
     ) -> States:
         """Do the same as `forward`, but for the logits: return what they are made of."""
-        residual = self.weights.embedding[token_ids]
+        residual = self.weights.embedding(token_ids)
         if self._native is not None and not is_compiling():
             return States(self._native(residual, positions, kv_cache, metadata), residual)
         return States(*self._run_layers(residual, positions, kv_cache, metadata))

@@ -4,7 +4,7 @@ On a CPU the weight is laid out once, for this package's native code or, without
 the plain form is dropped. Elsewhere, and where neither can pack the dtype, `octavo_kernels.linear`
 multiplies by the plain form, to the same bits for any number of rows. On a GPU one may have torch's
 own product instead, which may be faster, and which makes no such promise: it chooses its routine by
-the number of rows. Knows nothing of models or checkpoints.
+the number of rows. `Embedding` may share a weight with one. Knows nothing of models or checkpoints.
 
 Native code sums every output in the order of the inputs, whatever the number of rows. It is as fast
 as oneDNN or faster for every dtype and instruction set but many rows of float32 with AVX-512. CPU
@@ -43,7 +43,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from octavo_kernels import linear, pack_weight, packed_linear
+from octavo_kernels import linear, pack_weight, packed_embedding, packed_linear
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Multiplies x [rows, in] by a plain weight [out, in], transposed, and adds a bias [out] if any."""
@@ -114,6 +114,27 @@ class PackedLinear:
             return _multiply_packed(x.expand(_MIN_ROWS, -1), self._packed, self._bias)[:1]
         assert self._plain is not None
         return self._multiply(x, self._plain, self._bias)
+
+
+class Embedding:
+    """Look up rows of a fixed weight by token id.
+
+    Args:
+        weight: [vocab, hidden]; not kept where `tied` has a form for native code.
+        tied: the projection of the same weight, if there is one.
+    """
+
+    def __init__(self, weight: torch.Tensor, tied: PackedLinear | None = None) -> None:
+        self.dtype = weight.dtype
+        self._packed = None if tied is None else tied.native
+        self._plain = weight if self._packed is None else None
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of some tokens, [tokens, hidden], for token_ids [tokens] int64."""
+        if self._packed is not None:
+            return packed_embedding(self._packed, token_ids)
+        assert self._plain is not None
+        return self._plain[token_ids]
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor | None:

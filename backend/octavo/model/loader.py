@@ -16,7 +16,7 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.model.checkpoint import Checkpoint, read_json
 from octavo.model.decoder import Decoder, DecoderWeights, LayerWeights
-from octavo.model.layers import PackedLinear
+from octavo.model.layers import Embedding, PackedLinear
 from octavo.model.location import checkpoint_directory
 from octavo.model.rope import rotary_table
 from octavo.model.spec import ModelSpec, read_token_ids
@@ -151,15 +151,21 @@ class _WeightReader:
         self._scratch = torch.empty(0, dtype=dtype, device=device)
 
     def read(self, max_len: int) -> DecoderWeights:
-        embedding = self._tensor("model.embed_tokens.weight")
-        head = embedding if self._spec.tied_embeddings else self._tensor("lm_head.weight")
+        embedding, lm_head = self._vocabulary()
         return DecoderWeights(
             embedding=embedding,
             layers=tuple(self._layer(i) for i in range(self._spec.num_layers)),
             final_norm=self._tensor("model.norm.weight"),
-            lm_head=PackedLinear(head, deterministic=self._deterministic),
+            lm_head=lm_head,
             cos_sin=rotary_table(self._spec.rope, max_len).to(self._device),
         )
+
+    def _vocabulary(self) -> tuple[Embedding, PackedLinear]:
+        weight = self._tensor("model.embed_tokens.weight")
+        if not self._spec.tied_embeddings:
+            return Embedding(weight), self._linear(["lm_head"], has_bias=False)
+        lm_head = PackedLinear(weight, deterministic=self._deterministic)
+        return Embedding(weight, lm_head), lm_head
 
     def _layer(self, index: int) -> LayerWeights:
         spec, prefix = self._spec, f"model.layers.{index}."

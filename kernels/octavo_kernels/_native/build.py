@@ -20,7 +20,8 @@ from octavo_kernels._native.processor import InstructionSet, describe_processor
 
 _SOURCE_DIR = Path(__file__).parent
 _SOURCES = tuple(
-    f"{name}.cpp" for name in "rowwise kv_cache attention linear layers sample logits".split()
+    f"{name}.cpp"
+    for name in "rowwise kv_cache attention linear embedding layers sample logits".split()
 )
 _HEADERS = tuple(
     f"{name}.h"
