@@ -26,7 +26,14 @@ _KILL_TIMEOUT_S = 10.0
 
 TUNABLES = "GLIBC_TUNABLES"
 #: https://www.gnu.org/software/libc/manual/html_node/Memory-Allocation-Tunables.html
-HUGE_PAGES = "glibc.malloc.hugetlb=1"
+HUGE_PAGES = (
+    "glibc.malloc.hugetlb=1",
+    # What is mapped by itself rarely begins where a huge page does, so weights go on the heap; and
+    # the heap's end is not given back after every step. glibc's own thresholds rise up to these,
+    # sooner or later, with what happens to be freed.
+    f"glibc.malloc.mmap_threshold={32 << 20}",
+    f"glibc.malloc.trim_threshold={64 << 20}",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +45,8 @@ def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
     into finding them. A setting of the user's own stays; C libraries other than glibc ignore it.
     """
     set_already = environment.get(TUNABLES, "")
-    if HUGE_PAGES.partition("=")[0] in set_already:
-        return dict(environment)
-    return {**environment, TUNABLES: ":".join(filter(None, (set_already, HUGE_PAGES)))}
+    added = [each for each in HUGE_PAGES if each.partition("=")[0] not in set_already]
+    return {**environment, TUNABLES: ":".join(filter(None, (set_already, *added)))}
 
 
 class EngineHost(Protocol):
