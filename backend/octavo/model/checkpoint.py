@@ -90,10 +90,15 @@ class Checkpoint:
                 f"the tensors in {self._directory} do not fit its config; {'; '.join(texts)}"
             )
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor that may be backed by the file; copy what must outlive it."""
+    def tensor(self, name: str, *part: slice) -> torch.Tensor:
+        """Return a tensor that may be backed by the file; copy what must outlive it.
+
+        Args:
+            name: of the tensor.
+            part: what is wanted of each dimension, from the first; no more is read.
+        """
         try:
-            tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+            tensor: torch.Tensor = self._file_of[name].get_slice(name)[part or ...]
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{self._path_of[name]} cannot be read: {error}") from None
         return tensor

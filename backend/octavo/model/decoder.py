@@ -1,8 +1,9 @@
 """The native decoder of the Llama family: a flat row of tokens in, logits of chosen rows out.
 
 One step's tokens of all sequences lie behind each other in one row; positions, block tables and
-lengths come with the metadata. Knows nothing of sequences, scheduling or sampling, nor where its
-weights came from; how the KV cache is laid out is the attention backend's affair.
+lengths come with the metadata. It may be one part of a model, of a pipeline stage or of a tensor
+group. Knows nothing of sequences, scheduling or sampling, nor where its weights came from; how the
+KV cache is laid out is the attention backend's affair, and how ranks speak that of `Collectives`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import NamedTuple
 import torch
 from torch.compiler import is_compiling
 
+from octavo.model.collectives import ALONE, Collectives
 from octavo.model.layers import Embedding, PackedLinear
 from octavo.model.spec import ModelSpec
+from octavo.model.vocabulary import DividedVocabulary
 from octavo_kernels import (
     AttentionBackend,
     AttentionMetadata,
@@ -49,10 +52,12 @@ class LayerWeights:
 class DecoderWeights:
     """All weights of a decoder, in one dtype on one device."""
 
-    embedding: Embedding
+    embedding: Embedding | None
+    """None past the first stage of a pipeline."""
     layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor
-    lm_head: PackedLinear
+    final_norm: torch.Tensor | None
+    lm_head: PackedLinear | None
+    """None before the last stage, as the norm is."""
     cos_sin: torch.Tensor
     """[max_len, rotary_dim] float32, as `rotary_table` makes it."""
 
@@ -65,24 +70,38 @@ class States(NamedTuple):
     residual: torch.Tensor
     """The residual stream that it is still to be added to."""
 
+    def total(self) -> torch.Tensor:
+        """Return the residual stream that the next stage of a pipeline begins with."""
+        return self.hidden + self.residual
+
 
 class Decoder:
-    """Run a model over one flat row of tokens.
+    """Run a model, or one part of it, over one flat row of tokens.
 
     A token's logits depend, to the bit, on its own sequence's tokens and positions alone.
 
     Args:
+        spec: of the part.
+        weights: of the part.
         attention: made for the spec's KV heads and the weights' dtype and device.
+        collectives: of the tensor group that shares the layers.
     """
 
     def __init__(
-        self, spec: ModelSpec, weights: DecoderWeights, attention: AttentionBackend
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        attention: AttentionBackend,
+        collectives: Collectives = ALONE,
     ) -> None:
         self.spec = spec
         self.weights = weights
         self.attention = attention
+        self._collectives = collectives
         self._scale = spec.head_dim**-0.5
-        self._native = _native_layers(spec, weights, attention, self._scale)
+        is_whole = collectives.size == 1
+        self._native = _native_layers(spec, weights, attention, self._scale) if is_whole else None
+        self._vocabulary = None if is_whole else DividedVocabulary(spec.vocab_size, collectives)
 
     @property
     def max_len(self) -> int:
@@ -124,7 +143,26 @@ class Decoder:
         metadata: AttentionMetadata,
     ) -> States:
         """Do the same as `forward`, but for the logits: return what they are made of."""
-        residual = self.weights.embedding(token_ids)
+        return self.run_layers(self.embed(token_ids), positions, kv_cache, metadata)
+
+    @torch.inference_mode()
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return what the first layer begins with, [num_tokens, hidden]; of the first stage."""
+        embedding = self.weights.embedding
+        assert embedding is not None, "token ids are embedded in the first stage"
+        if self._vocabulary is None:
+            return embedding(token_ids)
+        return self._vocabulary.embed(embedding, token_ids)
+
+    @torch.inference_mode()
+    def run_layers(
+        self,
+        residual: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> States:
+        """Run a stage's layers from its residual stream [num_tokens, hidden], which is mutated."""
         if self._native is not None and not is_compiling():
             return States(self._native(residual, positions, kv_cache, metadata), residual)
         return States(*self._run_layers(residual, positions, kv_cache, metadata))
@@ -135,6 +173,9 @@ class Decoder:
     ) -> torch.Tensor:
         """Return the logits of some rows of a step, [rows, vocab_size] float32, `out` if given.
 
+        It is the last stage's to do. All ranks of its tensor group take part; those but the first
+        get no rows.
+
         Args:
             states: of the step.
             rows: [rows] int64; may be empty.
@@ -144,9 +185,13 @@ class Decoder:
         if out is None:
             out = hidden.new_empty((len(rows), self.spec.vocab_size), dtype=torch.float32)
         if len(rows):
-            weight, eps = self.weights.final_norm, self.spec.rms_norm_eps
-            normed, _ = add_rms_norm(hidden[rows], residual[rows], weight, eps)
-            self.weights.lm_head(normed, out=out)
+            weight, head = self.weights.final_norm, self.weights.lm_head
+            assert weight is not None, "logits are made in the last stage"
+            assert head is not None
+            normed, _ = add_rms_norm(hidden[rows], residual[rows], weight, self.spec.rms_norm_eps)
+            if self._vocabulary is not None:
+                return self._vocabulary.gather(head(normed), out)
+            head(normed, out=out)
         return out
 
     def _run_layers(
@@ -162,8 +207,10 @@ class Decoder:
         next_norms = [layer.input_norm for layer in weights.layers[1:]]
         for index, layer in enumerate(weights.layers):
             hidden = self._attend(index, hidden, positions, kv_cache, metadata)
+            self._collectives.sum_(hidden)
             hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, eps)
             hidden = layer.down(silu_and_mul(layer.gate_up(hidden)))
+            self._collectives.sum_(hidden)
             if index < len(next_norms):
                 hidden, residual = add_rms_norm(hidden, residual, next_norms[index], eps)
         return hidden, residual
@@ -176,7 +223,7 @@ class Decoder:
         kv_cache: KVCache,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Return the attention block's output, [num_tokens, hidden]."""
+        """Return the attention block's output, [num_tokens, hidden], of the part's heads."""
         spec, layer = self.spec, self.weights.layers[index]
         num_tokens = hidden.shape[0]
         heads = layer.qkv(hidden).view(num_tokens, -1, spec.head_dim)

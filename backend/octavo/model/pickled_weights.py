@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import EllipsisType
 
 import torch
 
@@ -26,9 +27,12 @@ _DTYPE_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class PickledSlice:
-    """What is known of a tensor before it is read."""
+    """A tensor before it is read: what is known of it, and parts of it."""
 
     tensor: torch.Tensor
+
+    def __getitem__(self, part: tuple[slice, ...] | EllipsisType) -> torch.Tensor:
+        return self.tensor[part]
 
     def get_shape(self) -> list[int]:
         """Return its sizes, outermost first."""
@@ -70,9 +74,5 @@ class PickledFile:
         return self._tensors.keys()
 
     def get_slice(self, name: str) -> PickledSlice:
-        """Return what is known of a tensor."""
+        """Return a tensor to be read, which may be backed by the file."""
         return PickledSlice(self._tensors[name])
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor, which may be backed by the file."""
-        return self._tensors[name]

@@ -1,0 +1,95 @@
+"""Several ranks compute what one device does: to the bit by stages, nearly so by tensor parts."""
+
+import pytest
+import torch
+
+# 6 query heads over 2 KV heads and 3 layers, in ways that divide evenly, unevenly and not at all.
+GRIDS = [(2, 1), (4, 1), (1, 2), (1, 3), (2, 2)]
+FAMILIES = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 20},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16},
+}
+
+
+@pytest.mark.parametrize(("tp_size", "pp_size"), GRIDS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_a_single_device(
+    family, tp_size, pp_size, make_checkpoint, load, load_ranks, make_driver, make_prompt
+):
+    directory, _ = make_checkpoint(family, **FAMILIES[family])
+    prompts = {str(length): make_prompt(length) for length in (1, 16, 37)}
+    expected, logits = make_driver(load(directory)).generate(prompts, num_tokens=8, chunk=16)
+    ranks = load_ranks(directory, tp_size, pp_size)
+    tokens, many_logits = make_driver(ranks).generate(prompts, num_tokens=8, chunk=16)
+    assert tokens == expected
+    for name in prompts:
+        # Logits are of the order of 5; partial sums are added in another order.
+        torch.testing.assert_close(many_logits[name], logits[name], rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_stages_change_no_bit(dtype, make_checkpoint, load, load_ranks, make_driver, make_prompt):
+    directory, _ = make_checkpoint("llama", head_dim=16)
+    prompt = {"a": make_prompt(40)}
+    whole = make_driver(load(directory, dtype)).step(prompt, all_rows=True)
+    stages = make_driver(load_ranks(directory, 1, 3, dtype)).step(prompt, all_rows=True)
+    assert torch.equal(stages, whole)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_rows_bits_do_not_depend_on_batch_or_chunks(
+    dtype, make_checkpoint, load_ranks, make_driver, make_prompt
+):
+    directory, _ = make_checkpoint("qwen3", head_dim=16)
+    ranks = load_ranks(directory, 2, 2, dtype)
+    prompts = {str(n): make_prompt(n) for n in (40, 1, 17)}
+    alone = {}
+    for name, prompt in prompts.items():
+        driver = make_driver(ranks)
+        alone[name] = driver.generate({name: prompt}, num_tokens=4, chunk=1000)[1][name]
+    for chunk in (1, 16, 1000):
+        _, together = make_driver(ranks, seed=chunk).generate(prompts, num_tokens=4, chunk=chunk)
+        for name in prompts:
+            assert torch.equal(together[name], alone[name]), (name, chunk)
+
+
+def test_bfloat16_stays_near_a_single_device(
+    make_checkpoint, load, load_ranks, make_driver, make_prompt
+):
+    directory, _ = make_checkpoint("llama", head_dim=16)
+    prompt = {"a": make_prompt(60)}
+    whole = make_driver(load(directory, "bfloat16")).step(prompt, all_rows=True).log_softmax(-1)
+    parts = make_driver(load_ranks(directory, 2, 1, "bfloat16")).step(prompt, all_rows=True)
+    # As far apart as two orders of operations on one device: see test_decoder.
+    assert (parts.log_softmax(-1) - whole).abs().max() < 0.35
+    assert (parts.log_softmax(-1) - whole).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (4, 1), (1, 3), (2, 2)])
+def test_bytes_sent_are_those_of_the_formula(
+    tp_size, pp_size, make_checkpoint, load_ranks, make_driver, make_prompt
+):
+    directory, _ = make_checkpoint("llama")
+    ranks = load_ranks(directory, tp_size, pp_size)
+    driver = make_driver(ranks)
+    driver.step({"a": make_prompt(9), "b": make_prompt(4)})
+    state_bytes = 13 * 60 * 4
+    for rank in ranks.ranks:
+        shard = rank.shard
+        num_sums = 2 * rank.model.decoder.spec.num_layers + shard.is_first_stage
+        expected = num_sums * (tp_size - 1) * state_bytes
+        expected += 0 if shard.is_last_stage else state_bytes
+        if shard.is_last_stage and shard.tp_rank:
+            expected += 2 * -(-211 // tp_size) * 4
+        assert rank.groups.sent_bytes == expected, shard
+
+
+def test_a_step_that_draws_nothing_asks_nothing_of_the_vocabulary(
+    make_checkpoint, load_ranks, make_driver, make_prompt
+):
+    directory, _ = make_checkpoint("llama")
+    ranks = load_ranks(directory, 2)
+    before = make_driver(ranks).step({"a": make_prompt(5)}, all_rows=True)
+    assert before.shape == (5, 211)
