@@ -8,7 +8,8 @@ half its time on the way to them. Knows nothing of embeddings, vocabularies or c
 """
 
 import ctypes
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,7 @@ from octavo_kernels._native.attention import (
     library_named,
     write_error,
 )
+from octavo_kernels._native.callback import native_callback
 from octavo_kernels._native.library import element_code
 from octavo_kernels.attention import (
     AttentionBackend,
@@ -64,7 +66,7 @@ class _Step(ctypes.Structure):
         ("cache", CacheShape),
         *[
             (name, ctypes.c_void_p)
-            for name in "storage residual hidden heads attended active".split()
+            for name in "storage residual hidden heads attended active sum".split()
         ],
     ]
 
@@ -102,6 +104,9 @@ class SharedParts:
     cos_sin: torch.Tensor
     """[max_len, rotary_dim] float32, as `apply_rope` takes it."""
     interleaved: bool = False
+    sum_hidden_: Callable[[torch.Tensor], None] | None = None
+    """Adds to what `o` and `down` make, [num_tokens, hidden], what others make of the same layers,
+    in place; None where there are no others."""
 
 
 class NativeLayers:
@@ -172,13 +177,15 @@ class NativeLayers:
             *(cache.storage.data_ptr(), residual.data_ptr()),
             *[memory.data_ptr() for memory in self._scratch],
         )
+        hidden, sum_ = self._scratch[0][:num_tokens], self._shared.sum_hidden_
         invalid = ctypes.c_int64(-1)
-        stage = self._library.octavo_run_layers(
-            ctypes.byref(self._model),
-            *(ctypes.byref(self._layers), len(self._parts)),
-            *(ctypes.byref(step), ctypes.byref(invalid)),
-            torch.get_num_threads(),
-        )
+        with native_callback(sum_ and functools.partial(sum_, hidden)) as step.sum:
+            stage = self._library.octavo_run_layers(
+                ctypes.byref(self._model),
+                *(ctypes.byref(self._layers), len(self._parts)),
+                *(ctypes.byref(step), ctypes.byref(invalid)),
+                torch.get_num_threads(),
+            )
         if stage == _WRITE:
             raise write_error(
                 *(positions, metadata.slot_mapping, invalid.value),
@@ -186,7 +193,7 @@ class NativeLayers:
             )
         if stage:
             raise metadata_error(invalid.value, num_tokens, cache.num_blocks)
-        return self._scratch[0][:num_tokens]
+        return hidden
 
     def _allocate(self, num_tokens: int) -> list[torch.Tensor]:
         """Return memory for a step: hidden, heads, attended and active."""

@@ -104,7 +104,7 @@ def step(dtype, backend):
 
 def run_one_by_one(backend, shared, parts, residual, positions, cache, metadata):
     """Return the output, the residual stream and the cache that the operations leave."""
-    eps = shared.eps
+    eps, sum_hidden_ = shared.eps, shared.sum_hidden_ or (lambda hidden: None)
     hidden = rms_norm(residual, parts[0].input_norm, eps)
     for index, layer in enumerate(parts):
         if index:
@@ -125,8 +125,10 @@ def run_one_by_one(backend, shared, parts, residual, positions, cache, metadata)
             sinks=layer.sinks,
         )
         hidden = packed_linear(attended.flatten(1), layer.o)
+        sum_hidden_(hidden)
         hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, eps)
         hidden = packed_linear(silu_and_mul(packed_linear(hidden, layer.gate_up)), layer.down)
+        sum_hidden_(hidden)
     return hidden, residual
 
 
@@ -154,6 +156,33 @@ def test_the_bits_are_those_of_the_operations_one_by_one(
     assert torch.equal(actual, expected[0])
     assert torch.equal(residual, expected[1])
     assert torch.equal(cache.storage, expected_cache.storage)
+
+
+def test_what_others_have_is_added_after_both_products(backend, make_parts, make_shared, step):
+    # As if another had the same.
+    shared = replace(make_shared(), sum_hidden_=lambda hidden: hidden.mul_(2))
+    parts = [make_parts(), make_parts()]
+    residual, positions, cache, metadata = step
+    expected_cache = copy_of(cache, backend)
+    expected = run_one_by_one(backend, shared, parts, residual, positions, expected_cache, metadata)
+    run = NativeLayers(backend.shape, shared, parts)
+    assert torch.equal(run(residual, positions, cache, metadata), expected[0])
+    assert torch.equal(residual, expected[1])
+    assert torch.equal(cache.storage, expected_cache.storage)
+
+
+def test_what_a_sum_raises_ends_the_call_at_once(backend, make_parts, make_shared, step):
+    calls = []
+
+    def fail_(hidden):
+        calls.append(hidden.shape)
+        raise ConnectionError("another is gone")
+
+    shared = replace(make_shared(), sum_hidden_=fail_)
+    run = NativeLayers(backend.shape, shared, [make_parts(), make_parts()])
+    with pytest.raises(ConnectionError, match="another is gone"):
+        run(*step)
+    assert calls == [(34, HIDDEN)]
 
 
 def test_a_small_step_after_a_large_one_has_the_bits_of_a_first(

@@ -8,6 +8,7 @@ KV cache is laid out is the attention backend's affair, and how ranks speak that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -100,7 +101,13 @@ class Decoder:
         self._collectives = collectives
         self._scale = spec.head_dim**-0.5
         is_whole = collectives.size == 1
-        self._native = _native_layers(spec, weights, attention, self._scale) if is_whole else None
+        shared = SharedParts(
+            eps=spec.rms_norm_eps,
+            scale=self._scale,
+            cos_sin=weights.cos_sin,
+            sum_hidden_=None if is_whole else collectives.sum_,
+        )
+        self._native = _native_layers(spec.windows, weights.layers, attention, shared)
         self._vocabulary = None if is_whole else DividedVocabulary(spec.vocab_size, collectives)
 
     @property
@@ -243,11 +250,14 @@ class Decoder:
 
 
 def _native_layers(
-    spec: ModelSpec, weights: DecoderWeights, attention: AttentionBackend, scale: float
+    windows: Sequence[int | None],
+    layers: Sequence[LayerWeights],
+    attention: AttentionBackend,
+    shared: SharedParts,
 ) -> NativeLayers | None:
     """Return the layers as one native call, or None where they run operation by operation."""
     parts = []
-    for layer, window in zip(weights.layers, spec.windows, strict=True):
+    for layer, window in zip(layers, windows, strict=True):
         qkv, o = layer.qkv.native, layer.o.native
         gate_up, down = layer.gate_up.native, layer.down.native
         if qkv is None or o is None or gate_up is None or down is None:
@@ -265,5 +275,4 @@ def _native_layers(
                 window=window,
             )
         )
-    shared = SharedParts(eps=spec.rms_norm_eps, scale=scale, cos_sin=weights.cos_sin)
     return make_native_layers(attention, shared, parts)

@@ -7,7 +7,10 @@ apart. gloo moves the bytes of a CPU, NCCL those of CUDA devices. Knows nothing 
 from __future__ import annotations
 
 import functools
+import re
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -51,6 +54,8 @@ class ProcessGroups:
         self.sent_bytes = 0
         """What this rank has sent to others since the start."""
         self._shard = shard
+        ranks = [rank for rank in range(self.size) if rank != self.rank]
+        self._peers = {rank: replace(shard, tp_rank=rank) for rank in ranks}
         self._gathers_at_once = device.type == "cuda"
         self._sends: deque[Any] = deque()
         tensor_place = (f"tensor-{shard.pp_stage}", shard.tp_rank, shard.tp_size)
@@ -61,7 +66,7 @@ class ProcessGroups:
         except RuntimeError as error:
             raise EngineError(
                 f"{shard} did not reach the other ranks of its tensor group and its pipeline "
-                f"within {rendezvous.timeout_s:g} s: {_first_line(error)}"
+                f"within {rendezvous.timeout_s:g} s: {_reason(error)}"
             ) from error
 
     def sum_(self, partial: torch.Tensor) -> None:
@@ -73,14 +78,17 @@ class ProcessGroups:
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Return the parts of all ranks on rank 0; see Collectives."""
+        group = self._tensor_group
         if self.rank:
             self.sent_bytes += part.nbytes
-            self._wait(self._tensor_group.send([part], 0, 0), self._neighbour(0))
+            with self._losing(self._peers[0]):
+                group.send([part], 0, 0).wait()
             return []
-        others = [torch.empty_like(part) for _ in range(1, self.size)]
-        for peer, other in enumerate(others, 1):
-            self._wait(self._tensor_group.recv([other], peer, 0), self._neighbour(peer))
-        return [part, *others]
+        parts = [part, *(torch.empty_like(part) for _ in self._peers)]
+        for rank, peer in self._peers.items():
+            with self._losing(peer):
+                group.recv([parts[rank]], rank, 0).wait()
+        return parts
 
     def send(self, residual: torch.Tensor) -> None:
         """Send a step's states to the same place of the next stage; return before they are there.
@@ -88,16 +96,19 @@ class ProcessGroups:
         Args:
             residual: contiguous; must not be written to afterwards.
         """
-        # At most one step a stage is under way, so the oldest of these has been asked for.
-        if len(self._sends) == self._shard.pp_size:
-            self._wait(self._sends.popleft(), self._stage(1))
         self.sent_bytes += residual.nbytes
-        self._sends.append(self._pipeline.send([residual], self._shard.pp_stage + 1, 0))
+        stage = self._shard.pp_stage + 1
+        with self._losing(replace(self._shard, pp_stage=stage)):
+            # No more steps than stages are under way, so the oldest of these has been asked for.
+            if len(self._sends) == self._shard.pp_size:
+                self._sends.popleft().wait()
+            self._sends.append(self._pipeline.send([residual], stage, 0))
 
     def receive(self, out: torch.Tensor) -> torch.Tensor:
         """Wait for what the stage before sends next; return it in `out`, contiguous."""
-        work = self._pipeline.recv([out], self._shard.pp_stage - 1, 0)
-        self._wait(work, self._stage(-1))
+        stage = self._shard.pp_stage - 1
+        with self._losing(replace(self._shard, pp_stage=stage)):
+            self._pipeline.recv([out], stage, 0).wait()
         return out
 
     def _exchange(self, partial: torch.Tensor) -> list[torch.Tensor]:
@@ -110,24 +121,23 @@ class ProcessGroups:
             return parts
         # Of gloo, this takes a quarter of the time of its own gathering.
         parts[self.rank] = partial
-        peers = [peer for peer in range(self.size) if peer != self.rank]
-        works = [(peer, group.recv([parts[peer]], peer, 0)) for peer in peers]
-        works += [(peer, group.send([partial], peer, 0)) for peer in peers]
+        works = []
+        for rank, peer in self._peers.items():
+            with self._losing(peer):
+                works.append((peer, group.recv([parts[rank]], rank, 0)))
+                works.append((peer, group.send([partial], rank, 0)))
         for peer, work in works:
-            self._wait(work, self._neighbour(peer))
+            with self._losing(peer):
+                work.wait()
         return parts
 
-    def _wait(self, work: Any, peer: Shard) -> None:
+    @contextmanager
+    def _losing(self, peer: Shard) -> Iterator[None]:
+        """Blame another rank for what fails meanwhile."""
         try:
-            work.wait()
+            yield
         except RuntimeError as error:
-            raise EngineError(f"{self._shard} lost {peer}: {_first_line(error)}") from error
-
-    def _neighbour(self, tp_rank: int) -> Shard:
-        return replace(self._shard, tp_rank=tp_rank)
-
-    def _stage(self, step: int) -> Shard:
-        return replace(self._shard, pp_stage=self._shard.pp_stage + step)
+            raise EngineError(f"{self._shard} lost {peer}: {_reason(error)}") from error
 
 
 def _open(name: str, rank: int, size: int, device: torch.device, rendezvous: Rendezvous) -> Any:
@@ -146,5 +156,6 @@ def _open(name: str, rank: int, size: int, device: torch.device, rendezvous: Ren
     return dist.ProcessGroupGloo(store, rank, size, gloo)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+def _reason(error: Exception) -> str:
+    """Return the first sentence of an error, without the place in the source it came from."""
+    return re.sub(r"^\[\S*\] *", "", str(error).strip()).split(". ")[0].splitlines()[0]

@@ -36,9 +36,10 @@ struct Step {
     void* heads;              // [tokens, (q_heads + 2 kv_heads) * head_dim]
     void* attended;           // [tokens, q_heads * head_dim]
     void* active;             // [tokens, inner]
+    int (*sum)();             // adds what others have of hidden; 0 to go on, or null for no others
 };
 
-enum Stage { kWrite = 1, kAttention = 2 };
+enum Stage { kWrite = 1, kAttention = 2, kSum = 3 };
 
 struct Runner {
     const Model& model;
@@ -70,6 +71,9 @@ struct Runner {
                         model.eps, threads);
     }
 
+    // Returns kSum if the layers are to stop there, or 0.
+    int sum() const { return step.sum && step.sum() ? kSum : 0; }
+
     // Returns the stage that found `*invalid` to point outside an array, or 0.
     int attend(const Layer& layer, int64_t index, int64_t* invalid) const {
         const CacheShape& cache = step.cache;
@@ -94,15 +98,16 @@ struct Runner {
                                           model.scale, layer.soft_cap, layer.window, threads);
         if (*invalid >= 0) return kAttention;
         multiply(layer.o, step.attended, step.hidden, &layer.gate_up);
-        return 0;
+        return sum();
     }
 
-    // next: the layer that follows, or null
-    void feed_forward(const Layer& layer, const Layer* next) const {
+    // Returns as `attend` does. next: the layer that follows, or null
+    int feed_forward(const Layer& layer, const Layer* next) const {
         const int64_t strides[] = {model.hidden, model.inner};
         octavo_silu_linear(model.element, step.hidden, &layer.gate_up, step.active, tokens(),
                            strides, &layer.down, threads);
         multiply(layer.down, step.active, step.hidden, next ? &next->qkv : nullptr);
+        return sum();
     }
 };
 
@@ -123,7 +128,8 @@ int octavo_run_layers(const Model* model, const Layer* layers, int64_t count, co
         if (i > 0) runner.add_and_normalize(layers[i].input_norm);
         if (const int stage = runner.attend(layers[i], i, invalid)) return stage;
         runner.add_and_normalize(layers[i].mlp_norm);
-        runner.feed_forward(layers[i], i + 1 < count ? &layers[i + 1] : nullptr);
+        const Layer* next = i + 1 < count ? &layers[i + 1] : nullptr;
+        if (const int stage = runner.feed_forward(layers[i], next)) return stage;
     }
     return 0;
 }
