@@ -1,9 +1,15 @@
 """Several ranks compute what one device does: to the bit by stages, nearly so by tensor parts."""
 
+import functools
+from dataclasses import replace
+
 import pytest
 import torch
 
-# 6 query heads over 2 KV heads and 3 layers, in ways that divide evenly, unevenly and not at all.
+from octavo.model.decoder import Decoder
+from octavo_kernels.reference_attention import ReferenceAttention
+
+# Of 6 query heads, 2 KV heads and 3 layers: evenly, unevenly, and with KV heads held twice.
 GRIDS = [(2, 1), (4, 1), (1, 2), (1, 3), (2, 2)]
 FAMILIES = {
     "llama": {"attention_bias": True, "mlp_bias": True},
@@ -86,10 +92,36 @@ def test_bytes_sent_are_those_of_the_formula(
         assert rank.groups.sent_bytes == expected, shard
 
 
-def test_a_step_that_draws_nothing_asks_nothing_of_the_vocabulary(
+def test_a_step_that_draws_nothing_leaves_the_vocabulary_alone(
     make_checkpoint, load_ranks, make_driver, make_prompt
 ):
     directory, _ = make_checkpoint("llama")
     ranks = load_ranks(directory, 2)
-    before = make_driver(ranks).step({"a": make_prompt(5)}, all_rows=True)
-    assert before.shape == (5, 211)
+    driver = make_driver(ranks)
+    driver.step({"a": make_prompt(5)}, all_rows=True)
+    sent_bytes = ranks.ranks[1].groups.sent_bytes
+    ranks.forward = functools.partial(no_rows, ranks.forward)
+    assert driver.step({"a": make_prompt(5)}).shape == (0, 211)
+    # One sum for the embedding and two a layer, and no logits.
+    assert ranks.ranks[1].groups.sent_bytes - sent_bytes == 7 * 5 * 60 * 4
+
+
+def no_rows(forward, *args):
+    return forward(*args[:-1], torch.empty(0, dtype=torch.int64))
+
+
+def test_operations_one_by_one_have_the_tokens_of_one_call(
+    make_checkpoint, load, load_ranks, make_driver, make_prompt
+):
+    directory, _ = make_checkpoint("qwen3", head_dim=16)
+    prompts = {"a": make_prompt(20)}
+    expected, _ = make_driver(load(directory)).generate(prompts, num_tokens=6, chunk=16)
+    ranks = load_ranks(directory, 2)
+    for rank in ranks.ranks:
+        model = rank.model
+        # Native layers serve native attention alone.
+        attention = ReferenceAttention(model.attention.shape, model.device)
+        decoder = Decoder(model.decoder.spec, model.decoder.weights, attention, rank.groups)
+        rank.model = replace(model, decoder=decoder, attention=attention)
+    tokens, _ = make_driver(ranks).generate(prompts, num_tokens=6, chunk=16)
+    assert tokens == expected
