@@ -10,6 +10,7 @@ half its time on the way to them. Knows nothing of embeddings, vocabularies or c
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -179,7 +180,10 @@ class NativeLayers:
         )
         hidden, sum_ = self._scratch[0][:num_tokens], self._shared.sum_hidden_
         invalid = ctypes.c_int64(-1)
-        with native_callback(sum_ and functools.partial(sum_, hidden)) as step.sum:
+        summing: AbstractContextManager[int | None] = nullcontext()
+        if sum_ is not None:
+            summing = native_callback(functools.partial(sum_, hidden))
+        with summing as step.sum:
             stage = self._library.octavo_run_layers(
                 ctypes.byref(self._model),
                 *(ctypes.byref(self._layers), len(self._parts)),

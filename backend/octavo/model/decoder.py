@@ -141,7 +141,6 @@ class Decoder:
         states = self.run(token_ids, positions, kv_cache, metadata)
         return self.project(states, logits_rows, out)
 
-    @torch.inference_mode()
     def run(
         self,
         token_ids: torch.Tensor,

@@ -8,8 +8,8 @@ _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
 @contextmanager
-def native_callback(function: Callable[[], None] | None) -> Iterator[int | None]:
-    """Yield a function as an `int (*)()`, null for None, that is valid until the end.
+def native_callback(function: Callable[[], None]) -> Iterator[int | None]:
+    """Yield a function as an `int (*)()` that is valid until the end.
 
     It returns 0, or another number when native code is to stop, for nothing can be raised through
     it: what `function` raises is raised at the end.
@@ -18,13 +18,12 @@ def native_callback(function: Callable[[], None] | None) -> Iterator[int | None]
 
     def call() -> int:
         try:
-            assert function is not None
             function()
         except BaseException as error:
             errors.append(error)
         return len(errors)
 
     native = _FUNCTION(call)
-    yield None if function is None else ctypes.cast(native, ctypes.c_void_p).value
+    yield ctypes.cast(native, ctypes.c_void_p).value
     if errors:
         raise errors[0]
