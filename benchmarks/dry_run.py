@@ -50,5 +50,6 @@ def play(scheduler: Scheduler, jobs: list[Job]) -> Iterator[SchedulerOutput]:
         arrived = tuple(swap_in.transfer_id for swap_in in output.copies.swap_in)
         drawn = tuple(SampledToken(next(token_ids)) for _ in output.sampling)
         scheduler.advance(output)
+        scheduler.expect(output.sampling)
         scheduler.update(output, drawn, 0.0)
     scheduler.check_integrity()

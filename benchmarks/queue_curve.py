@@ -73,6 +73,7 @@ class Play:
             started_s = time.perf_counter()
             output = scheduler.schedule(0.0)
             scheduler.advance(output)
+            scheduler.expect(output.sampling)
             scheduler.update(output, (SampledToken(1),) * len(output.sampling), 0.0)
             self.steps_s.append(time.perf_counter() - started_s)
             while len(scheduler.waiting) < self._num_queued or (

@@ -73,6 +73,7 @@ def time_steps(num_sequences: int, num_steps: int) -> Timings:
         builder.build(output)
         built_s = time.perf_counter()
         scheduler.advance(output)
+        scheduler.expect(output.sampling)
         scheduler.update(output, drawn, 0.0)
         updated_s = time.perf_counter()
         assert len(output.sampling) == output.num_scheduled_tokens == num_sequences
@@ -99,6 +100,7 @@ def start_decoding(num_sequences: int, num_steps: int) -> Scheduler:
     output = scheduler.schedule(0.0)
     assert len(output.sampling) == num_sequences, "all prompts fit one step"
     scheduler.advance(output)
+    scheduler.expect(output.sampling)
     scheduler.update(output, (SampledToken(1),) * num_sequences, 0.0)
     return scheduler
 

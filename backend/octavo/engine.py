@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -20,6 +20,7 @@ from octavo.config import EngineConfig
 from octavo.errors import EngineDead, InvalidRequest
 from octavo.executor.model_runner import ModelRunner
 from octavo.executor.prompt_scores import PromptScores
+from octavo.executor.runner import Runner
 from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar.vocabulary import load_vocabulary
 from octavo.grammar_gate import GrammarGate
@@ -27,12 +28,12 @@ from octavo.inspection import Inspection, inspect_scheduler
 from octavo.request import EngineInfo, FinishReason, Request, StepOutput, StepStats, TokenOutput
 from octavo.sampling.batch import build_sampling_batch
 from octavo.sampling.grammar_masks import GrammarMasks
+from octavo.sampling.processor_rows import MaskedRows
 from octavo.sampling.sampler import DrawnTokens, sample
 from octavo.scheduler.admission import SchedulerLimits
 from octavo.scheduler.ending import last_outputs
 from octavo.scheduler.output import SchedulerOutput
 from octavo.scheduler.policy import make_policy
-from octavo.scheduler.preemption import PreemptionCosts
 from octavo.scheduler.scheduler import Scheduler
 from octavo.sequence import Sequence
 from octavo.step_counter import StepCounter
@@ -42,39 +43,18 @@ from octavo.step_counter import StepCounter
 GRAMMAR_WAIT_S = 0.02
 
 
-class Runner(Protocol):
-    """What the engine needs of a model on a device."""
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A step that computes; its logits hold once it is finished."""
 
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    max_model_len: int
-    num_blocks: int
-    num_host_blocks: int
-    window: int | None
-    """Positions that the model sees at most, if no layer sees more."""
-    costs: PreemptionCosts
-    steps_ahead: int
-    """Steps that may be under way while the next one is planned: 0, or 1 on a device that computes
-    behind the host's back."""
-
-    def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
-        """Make the step's block copies, then run the model; may return before it is done.
-
-        `drawn` is what the step before drew, [rows] int64 on the device: ids of pending tokens.
-        Returns logits [num_samples, vocab_size] float32, in the order of `output.sampling`. With
-        nothing scheduled it waits until some blocks have come back from the host.
-        """
-
-    def pop_scores(self) -> PromptScores:
-        """Return what the last step found out of its `output.scored`, if that is not empty."""
-
-    def arrived(self) -> tuple[int, ...]:
-        """Return the ids of swap-ins that are done, each once."""
+    scheduled: SchedulerOutput
+    masks: Future[MaskedRows] | None
+    logits: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A step under way."""
+    """A step whose tokens are drawn, on the device at least."""
 
     scheduled: SchedulerOutput
     drawn: DrawnTokens
@@ -88,6 +68,9 @@ class Engine:
               device             step 1                     step 2
         steps_ahead 1   launch 1 ─ launch 2 ─ land 1 ─ launch 3 ─ land 2 ─ launch 4 ─ …
               device             step 1 ───────── step 2 ──────── step 3 ──────────
+        num_stages 2    start 1 ─ start 2 ─ finish 1, land 1 ─ start 3 ─ finish 2, land 2 ─ …
+              stage 0     step 1 ── step 2 ────────────────────── step 3 ────────
+              stage 1               step 1 ──────────────────────── step 2 ──────
 
     `clock` gives the time in seconds, of the same clock as the requests' deadlines.
     """
@@ -118,6 +101,7 @@ class Engine:
         self._clock = clock
         self._copies = BlockCopies()
         """Those of a step that is being launched."""
+        self._started: deque[_Start] = deque()
         self._under_way: deque[_Flight] = deque()
         self._drawn: torch.Tensor | None = None
         """Token ids that the last launched step draws, on the device."""
@@ -136,7 +120,7 @@ class Engine:
     def has_unfinished(self) -> bool:
         """Whether a step has anything to do, be it to wait for a grammar or to tell of an end."""
         is_untold = any(flight.scheduled.ended for flight in self._under_way)
-        return self.scheduler.has_unfinished or bool(len(self._gate)) or is_untold
+        return self.scheduler.has_unfinished or bool(self._gate or self._started) or is_untold
 
     def add(self, request: Request) -> None:
         """Queue a request whose parameters are resolved; nothing else notices a refusal.
@@ -175,7 +159,7 @@ class Engine:
         return tuple(last_outputs(ended, self._clock()))
 
     def step(self) -> StepOutput:
-        """Launch a step over the sequences that the scheduler picks, and land the one before it.
+        """Start a step over the sequences that the scheduler picks, and land those before it.
 
         There must be unfinished requests. The step itself is landed too where the device computes
         while the host waits, or where what it draws must be known before the next one is planned.
@@ -189,9 +173,10 @@ class Engine:
         outputs = self._let_in()
         self.scheduler.resume(self._runner.arrived(), self._clock())
         scheduled = self.scheduler.schedule(self._clock())
-        self._under_way.append(self._launch(scheduled))
-        num_ahead = self._num_ahead(scheduled)
-        while len(self._under_way) > num_ahead:
+        self._started.append(self._start(scheduled))
+        while len(self._started) > self._num_computing(scheduled):
+            self._under_way.append(self._draw(self._started.popleft()))
+        while len(self._under_way) > self._num_ahead(scheduled):
             outputs += self._land(self._under_way.popleft())
         num_tokens = sum(len(output.token_ids) for output in outputs)
         stats = self._counter.count(scheduled, num_tokens, self._clock() - started_s)
@@ -202,24 +187,34 @@ class Engine:
         timeout_s = 0.0 if self.scheduler.has_unfinished else GRAMMAR_WAIT_S
         return self._gate.let_in(self.scheduler.add, self._clock(), timeout_s)
 
-    def _launch(self, scheduled: SchedulerOutput) -> _Flight:
-        self._copies, sampling = scheduled.copies, scheduled.sampling
-        masks = self._masks.start(sampling)
+    def _start(self, scheduled: SchedulerOutput) -> _Start:
+        self._copies = scheduled.copies
+        masks = self._masks.start(scheduled.sampling)
         logits = self._runner.execute(scheduled, self._drawn)
-        scores = self._runner.pop_scores() if scheduled.scored else None
         self._copies = BlockCopies()
+        self.scheduler.advance(scheduled)
+        return _Start(scheduled, masks, logits)
+
+    def _draw(self, start: _Start) -> _Flight:
+        self._runner.finish()
+        scores = self._runner.pop_scores() if start.scheduled.scored else None
+        sampling = start.scheduled.sampling
         batch = build_sampling_batch(
             sampling,
             self.scheduler.stopping.ending_token_ids,
-            None if masks is None else masks.result(),
+            None if start.masks is None else start.masks.result(),
         )
-        drawn = sample(logits, batch)
+        drawn = sample(start.logits, batch)
         self._drawn = drawn.token_ids
-        self.scheduler.advance(scheduled)
-        return _Flight(scheduled, drawn, scores)
+        self.scheduler.expect(sampling)
+        return _Flight(start.scheduled, drawn, scores)
+
+    def _num_computing(self, scheduled: SchedulerOutput) -> int:
+        """Return how many steps may compute, with this one, while the next is planned."""
+        return self._runner.num_stages - 1 if scheduled.scheduled else 0
 
     def _num_ahead(self, scheduled: SchedulerOutput) -> int:
-        """Return how many steps may be under way, after this one, while the next is planned."""
+        """Return how many drawn steps may be under way, after this one, meanwhile."""
         num_ahead = self._runner.steps_ahead if scheduled.scheduled else 0
         return 0 if num_ahead and any(s.needs_names for s in scheduled.sampling) else num_ahead
 
@@ -258,6 +253,7 @@ def _make_scheduler(config: EngineConfig, runner: Runner) -> Scheduler:
         max_model_len=runner.max_model_len,
         max_num_queued_requests=config.max_num_queued_requests,
         max_num_queued_tokens=config.max_num_queued_tokens,
+        num_stages=runner.num_stages,
     )
     cache = KVCacheManager(
         runner.num_blocks,

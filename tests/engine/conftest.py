@@ -12,9 +12,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from octavo.config import EngineConfig
-from octavo.engine import Engine, Runner
+from octavo.engine import Engine
 from octavo.executor.model_runner import ModelRunner
 from octavo.executor.prompt_scores import PromptScores
+from octavo.executor.runner import Runner
 from octavo.local.demo_model import demo_checkpoint
 from octavo.request import Request, TokenLogprobs, TokenOutput
 from octavo.sampling_params import SamplingParams
@@ -74,7 +75,7 @@ class CountingRunner:
         self.eos_token_ids = runner.eos_token_ids
         self.max_model_len = runner.max_model_len
         self.window = runner.window
-        self.steps_ahead = steps_ahead
+        self.num_stages, self.steps_ahead = runner.num_stages, steps_ahead
         # Measured costs would make preemptions depend on the machine: swap more than 32 tokens.
         self.costs = PreemptionCosts(
             bytes_per_block=0, copy_bytes_per_s=1.0, copy_latency_s=1.0, prefill_tokens_per_s=16.0
@@ -99,6 +100,9 @@ class CountingRunner:
         logits = self._runner.execute(output, drawn)
         self.after_execute(output)
         return logits
+
+    def finish(self) -> None:
+        self._runner.finish()
 
     def pop_scores(self) -> PromptScores:
         return self._runner.pop_scores()

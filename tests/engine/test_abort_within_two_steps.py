@@ -38,6 +38,7 @@ class SteppedRunner:
     num_host_blocks = 8
     window = None
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
+    num_stages = 1
     steps_ahead = 0
 
     def __init__(self) -> None:
@@ -50,6 +51,9 @@ class SteppedRunner:
         self.entered.release()
         assert self.leave.acquire(timeout=30)
         return torch.zeros(len(output.sampling), self.vocab_size)
+
+    def finish(self):
+        """Do nothing more."""
 
     def arrived(self):
         return self._under_way.pop(0)

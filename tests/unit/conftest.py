@@ -124,6 +124,8 @@ class SchedulerDriver:
         self.preempted: list[str] = []
         self.steps_ahead = 0
         """Steps that stay under way when `run` returns, unless it had nothing to run."""
+        self.draws_at_once = scheduler.limits.num_stages == 1
+        """Whether a step draws its tokens when it is launched; else when it lands."""
         self.under_way: deque[Flight] = deque()
         self.likely_after: Callable[[list[int]], TokenLogprobs] | None = None
         """What beams are told may follow their tokens."""
@@ -154,6 +156,8 @@ class SchedulerDriver:
         self.memory.execute(output, self.scheduler.sequences())
         drawn = [*token_ids, *[9] * len(output.sampling)][: len(output.sampling)]
         self.scheduler.advance(output)
+        if self.draws_at_once:
+            self.scheduler.expect(output.sampling)
         self.under_way.append(Flight(output, drawn))
         for sequence, token_id in zip(output.sampling, drawn, strict=True):
             self.memory.drawn.setdefault(sequence, []).append(token_id)
@@ -162,6 +166,8 @@ class SchedulerDriver:
     def land(self) -> list[TokenOutput]:
         """Land the oldest step, and return what comes out of it, without timing."""
         output, drawn = self.under_way.popleft()
+        if not self.draws_at_once:
+            self.scheduler.expect(output.sampling)
         for sequence in output.sampling:
             del self.memory.drawn[sequence][0]
         sampled = tuple(map(self._sampled, output.sampling, drawn))

@@ -57,6 +57,7 @@ def test_a_log_probability_travels_with_its_token(make_scheduler):
     driver.add("a", 5)
     output = driver.plan()
     driver.scheduler.advance(output)
+    driver.scheduler.expect(output.sampling)
     logprobs = (TokenLogprob(7, -0.5, 2), TokenLogprob(3, -0.25, 1))
     assert driver.scheduler.update(output, (SampledToken(7, logprobs),), now_s=0.0) == [
         TokenOutput("a", (7,), (logprobs,))

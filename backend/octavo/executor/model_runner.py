@@ -90,7 +90,7 @@ class ModelRunner:
         self._logits = torch.empty((0, self.vocab_size), device=model.device)
         self._batch = BatchBuilder(*astuple(sizes))
         self._tools = make_tools(model.device, attention, sizes)
-        self.steps_ahead = self._tools.steps_ahead
+        self.num_stages, self.steps_ahead = 1, self._tools.steps_ahead
         needed_bytes, prefill_tokens_per_s = self._warm_up(WarmUpSteps(sizes))
         needed_bytes += self._estimate_graph_bytes(config.max_num_seqs)
         memory = host_memory()
@@ -129,6 +129,9 @@ class ModelRunner:
         if self._graphs is not None and is_decode(inputs):
             return self._graphs.run(inputs, drawn)
         return self._forward(inputs, drawn, self._kv_cache, output.scored)
+
+    def finish(self) -> None:
+        """Do nothing more: the whole step is on the device."""
 
     def pop_scores(self) -> PromptScores:
         """Return what the last step found out of its `output.scored`, which must not be empty."""

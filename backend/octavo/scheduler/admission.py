@@ -31,6 +31,8 @@ class SchedulerLimits:
     max_model_len: int
     max_num_queued_requests: int | None = None
     max_num_queued_tokens: int | None = None
+    num_stages: int = 1
+    """Steps that compute at once, of different sequences: each takes its share of who runs."""
 
 
 class Admission:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
-from itertools import count as count_from
 
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.errors import EngineError, InvalidRequest
@@ -121,11 +120,11 @@ class Scheduler:
     def schedule(self, now_s: float) -> SchedulerOutput:
         """Plan one step and allocate its blocks.
 
-        Mutates queues, statuses and block tables; `advance` moves the token counts of who runs. One
-        step may be under way meanwhile.
+        Mutates queues, statuses and block tables; `advance` moves the token counts of who runs.
+        Other steps may be under way meanwhile.
         """
         ended = self._ending.end_overdue(now_s)
-        budget = self.limits.max_num_batched_tokens
+        budget, num_stages = self.limits.max_num_batched_tokens, self.limits.num_stages
         scheduled: list[ScheduledSequence] = []
         preempted: list[Sequence] = []
 
@@ -140,8 +139,8 @@ class Scheduler:
             num_computed = sequence.num_computed_tokens
             end = min(len(sequence.token_ids), sequence.max_num_tokens - 1, num_computed + budget)
             count = end - num_computed
-            if not count:
-                index += 1  # its last token is being drawn
+            if not count or len(scheduled) * num_stages >= len(running):
+                index += 1  # its last token is being drawn, or it is left to other stages
             elif end <= sequence.num_writable_slots or self.cache.allocate(sequence, end):
                 scheduled.append(self._share(sequence, count))
                 budget -= count
@@ -156,22 +155,21 @@ class Scheduler:
         return SchedulerOutput(tuple(scheduled), tuple(preempted), copies, tuple(ended), scored)
 
     def advance(self, output: SchedulerOutput) -> None:
-        """Count a planned step's tokens as computed, and those it draws as known, without ids.
-
-        To be called once the step is under way, before the next one is planned. Forks begin.
-        """
+        """Count a planned step's tokens as computed, once it is under way; forks begin."""
         self.cache.prefixes.launch()
         for prompt in output.scored:
             prompt.sequence.num_unscored_tokens -= len(prompt.token_ids)
-        rows = count_from(0)
         for sequence, count, draws in output.scheduled:
             sequence.num_computed_tokens += count
             sequence.num_unlanded_tokens += count
             sequence.num_steps_under_way += 1
             for fork in draws[1:]:
                 self._begin(fork, sequence)
-            for each in draws:
-                each.expect_token(next(rows))
+
+    def expect(self, drawing: Iterable[Sequence]) -> None:
+        """Count a token that is drawn for each row of a step's logits as known, without its id."""
+        for row, sequence in enumerate(drawing):
+            sequence.expect_token(row)
 
     def update(
         self,

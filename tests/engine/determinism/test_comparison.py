@@ -59,6 +59,7 @@ class PlainRunner:
     num_host_blocks = 0
     window = None
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
+    num_stages = 1
     steps_ahead = 0
 
     def __init__(self, config, make_attention):
@@ -76,6 +77,9 @@ class PlainRunner:
         return self._decoder.forward(
             inputs.token_ids, inputs.positions, self._kv_cache, inputs.attention, inputs.logits_rows
         )
+
+    def finish(self):
+        """Do nothing more."""
 
     def arrived(self):
         return ()

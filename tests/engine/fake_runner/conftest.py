@@ -32,6 +32,7 @@ class FakeRunner:
     num_host_blocks = 6
     window = None
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
+    num_stages = 1
     steps_ahead = 0
 
     def __init__(self) -> None:
@@ -43,6 +44,9 @@ class FakeRunner:
         logits = torch.zeros(len(rows), VOCAB_SIZE)
         logits[range(len(rows)), rows] = 9.0
         return logits
+
+    def finish(self) -> None:
+        """Do nothing more."""
 
     def arrived(self) -> tuple[int, ...]:
         arrived, self._arrived = tuple(self._arrived), []

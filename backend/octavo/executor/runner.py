@@ -1,0 +1,57 @@
+"""What the engine needs of whoever runs its steps, on one device or on several.
+
+Knows nothing of how that is done.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from octavo.executor.prompt_scores import PromptScores
+from octavo.scheduler.output import SchedulerOutput
+from octavo.scheduler.preemption import PreemptionCosts
+
+
+class Runner(Protocol):
+    """What the engine needs of a model on its devices."""
+
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    num_blocks: int
+    num_host_blocks: int
+    window: int | None
+    """Positions that the model sees at most, if no layer sees more."""
+    costs: PreemptionCosts
+    num_stages: int
+    """Steps that may be started and not finished, of different sequences: 1, or the stages of a
+    pipeline."""
+    steps_ahead: int
+    """Finished steps that may be under way while the next one is planned: 0, or 1 on a device that
+    computes behind the host's back."""
+
+    def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
+        """Start a step: make its block copies, then run the model; may return before it is done.
+
+        What becomes of its sequences afterwards does not matter. With nothing scheduled it waits
+        until some blocks have come back from the host.
+
+        Args:
+            output: the step.
+            drawn: [rows] int64 on the device, what the step before drew: ids of pending tokens.
+
+        Returns:
+            logits [num_samples, vocab_size] float32, in the order of `output.sampling`, which hold
+            from `finish` on.
+        """
+
+    def finish(self) -> None:
+        """Do, or queue on the device, what is left of the oldest step that is not finished."""
+
+    def pop_scores(self) -> PromptScores:
+        """Return what the last finished step found out of its `output.scored`, if not empty."""
+
+    def arrived(self) -> tuple[int, ...]:
+        """Return the ids of swap-ins that are done, each once."""
