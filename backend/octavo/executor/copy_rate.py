@@ -1,13 +1,18 @@
-"""How fast KV blocks go to the host and come back, measured once when a model is loaded."""
+"""How fast KV blocks go to the host and come back, measured once when a model is loaded.
+
+Hence what a preemption costs. Knows nothing of what blocks hold.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.cache.block_copies import BlockCopies, SwapIn
 from octavo.executor.block_transfers import BlockTransfers
+from octavo.scheduler.preemption import PreemptionCosts
 
 #: Enough bytes that their copy takes longer than its start, few enough to cost no load time.
 _MOST_BYTES = 32 << 20
@@ -20,6 +25,19 @@ class CopyRate:
 
     bytes_per_s: float
     latency_s: float
+
+
+def measure_costs(
+    transfers: BlockTransfers, num_blocks: int, bytes_per_block: int, prefill_tokens_per_s: float
+) -> PreemptionCosts:
+    """Return the costs of preemption; with no blocks to copy, a copy takes for ever.
+
+    See `measure_copy_rate`, and `PreemptionCosts` for the rate.
+    """
+    rate = CopyRate(bytes_per_s=math.inf, latency_s=math.inf)
+    if num_blocks:
+        rate = measure_copy_rate(transfers, num_blocks, bytes_per_block)
+    return PreemptionCosts(bytes_per_block, rate.bytes_per_s, rate.latency_s, prefill_tokens_per_s)
 
 
 def measure_copy_rate(

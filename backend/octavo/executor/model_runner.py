@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import astuple, replace
@@ -19,7 +18,7 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.executor.batch import BatchBuilder, BatchInputs
 from octavo.executor.block_transfers import BlockTransfers, make_block_transfers
-from octavo.executor.copy_rate import CopyRate, measure_copy_rate
+from octavo.executor.copy_rate import measure_costs
 from octavo.executor.device_inputs import StepSizes
 from octavo.executor.device_tools import DeviceTools, make_device_tools
 from octavo.executor.graphs import DecodeGraphs, batch_sizes, estimate_graph_bytes, is_decode
@@ -30,11 +29,10 @@ from octavo.executor.kv_storage import (
     peak_bytes,
 )
 from octavo.executor.prompt_scores import PromptScores
-from octavo.executor.warm_up import WarmUpSteps, sample_every_way
+from octavo.executor.warm_up import WarmUpSteps
 from octavo.host_resources import host_memory, usable_cores
 from octavo.model.loader import LoadedModel, load_model
 from octavo.scheduler.output import SchedulerOutput, ScoredPrompt
-from octavo.scheduler.preemption import PreemptionCosts
 from octavo_kernels import AttentionBackend, KVCache
 
 logger = logging.getLogger(__name__)
@@ -45,9 +43,6 @@ ToolsMaker = Callable[[torch.device, AttentionBackend, StepSizes], DeviceTools]
 """Makes the tools of a device."""
 ModelLoader = Callable[[EngineConfig], LoadedModel]
 """Finds the model that an engine is configured for."""
-
-#: How long the prefill rate is measured, about.
-_MEASURED_PREFILL_S = 0.5
 
 
 class ModelRunner:
@@ -101,7 +96,12 @@ class ModelRunner:
         self._kv_cache = attention.allocate(self.num_blocks)
         host_cache = attention.allocate(self.num_host_blocks, host=True)
         self._transfers = make_transfers(attention, self._kv_cache, host_cache)
-        self.costs = self._measure_costs(attention.shape.bytes_per_block, prefill_tokens_per_s)
+        if self.num_blocks > 1:
+            self._transfers.start(BlockCopies(copies=((0, 1),)))
+        num_copied = min(self.num_blocks, self.num_host_blocks)
+        self.costs = measure_costs(
+            self._transfers, num_copied, attention.shape.bytes_per_block, prefill_tokens_per_s
+        )
         self._graphs = self._record_graphs(config.max_num_seqs)
         logger.info("model ready in %.1f s: %s", time.monotonic() - started_s, self._describe())
 
@@ -175,22 +175,8 @@ class ModelRunner:
             inputs = replace(self._batch.build(output), pending=pending)
             return self._forward(inputs, drawn, kv_cache, output.scored)
 
-        def run_all() -> None:
-            for output in (steps.largest(), steps.prefill(steps.min_prefill)):
-                sample_every_way(run(output))
-            for output in (*steps.prompts(), steps.scored_prompt(), *steps.decodes()):
-                run(output)
-
-        def prefill_s(num_tokens: int) -> float:
-            started_s = time.perf_counter()
-            # A device computes behind the caller's back until its result is read.
-            run(steps.prefill(num_tokens)).argmax().item()
-            return time.perf_counter() - started_s
-
-        needed_bytes = peak_bytes(self._device, run_all)
-        num_soon_done = int(steps.min_prefill * _MEASURED_PREFILL_S / prefill_s(steps.min_prefill))
-        num_measured = min(max(num_soon_done, steps.min_prefill), steps.max_prefill)
-        return needed_bytes, num_measured / prefill_s(num_measured)
+        needed_bytes = peak_bytes(self._device, lambda: steps.run_all(run))
+        return needed_bytes, steps.measure_prefill(run)
 
     def _estimate_graph_bytes(self, max_num_seqs: int) -> int:
         make_graphs = self._tools.make_graphs
@@ -223,19 +209,6 @@ class ModelRunner:
         return (
             f"{self._decoder.spec.architecture} on {self._device}, "
             f"attention {self._decoder.attention.name}, {graphs}{self.num_blocks:,} KV blocks"
-        )
-
-    def _measure_costs(self, bytes_per_block: int, prefill_tokens_per_s: float) -> PreemptionCosts:
-        if self.num_blocks > 1:
-            self._transfers.start(BlockCopies(copies=((0, 1),)))
-        num_blocks = min(self.num_blocks, self.num_host_blocks)
-        copy = (
-            measure_copy_rate(self._transfers, num_blocks, bytes_per_block)
-            if num_blocks
-            else CopyRate(bytes_per_s=math.inf, latency_s=math.inf)
-        )
-        return PreemptionCosts(
-            bytes_per_block, copy.bytes_per_s, copy.latency_s, prefill_tokens_per_s
         )
 
 

@@ -2,12 +2,14 @@
 
 Between them they take every way that a later step can take: few and many tokens, a short and a
 long context (attention merges its splits in one of two ways), one and many sequences, every kind
-of sampling. Knows what a step is made of, not how it is run.
+of sampling. Knows what a step is made of, not how it is run; whoever runs one returns its logits
+[rows, vocab_size] float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -27,6 +29,11 @@ _LONG_CONTEXT = 2048
 #: The most tokens that a GPU multiplies by weights with kernels for few; more of them take what the
 #: last of these took, or the largest step.
 _FEW_TOKENS = (64, 128)
+
+#: How long the prefill rate is measured, about.
+_MEASURED_PREFILL_S = 0.5
+
+RunStep = Callable[[SchedulerOutput], torch.Tensor]
 
 _PLAIN = SamplingParams()
 
@@ -61,6 +68,26 @@ class WarmUpSteps:
         """Tokens of a small prompt."""
         self.num_blocks = -(-self.max_prefill // sizes.block_size)
         """Blocks that the cache must have."""
+
+    def run_all(self, run: RunStep) -> None:
+        """Run every kind of step, and sample in every way."""
+        for output in (self.largest(), self.prefill(self.min_prefill)):
+            sample_every_way(run(output))
+        for output in (*self.prompts(), self.scored_prompt(), *self.decodes()):
+            run(output)
+
+    def measure_prefill(self, run: RunStep) -> float:
+        """Return the tokens per second of as long a prompt as is soon computed."""
+
+        def seconds(num_tokens: int) -> float:
+            started_s = time.perf_counter()
+            # A device computes behind the caller's back until its result is read.
+            run(self.prefill(num_tokens)).argmax().item()
+            return time.perf_counter() - started_s
+
+        num_soon_done = int(self.min_prefill * _MEASURED_PREFILL_S / seconds(self.min_prefill))
+        num_measured = min(max(num_soon_done, self.min_prefill), self.max_prefill)
+        return num_measured / seconds(num_measured)
 
     def largest(self) -> SchedulerOutput:
         """Return a step of as many tokens and as many rows of logits as there can be."""
