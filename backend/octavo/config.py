@@ -22,10 +22,7 @@ from octavo.tenant_weights import read_tenant_weights
 ENVIRONMENT_PREFIX = "OCTAVO_"
 
 #: Options of the contract that a later version will take; refused rather than ignored.
-UNSUPPORTED_OPTIONS = frozenset(
-    """model_impl quantization tensor_parallel_size pipeline_parallel_size
-    distributed_executor_backend""".split()
-)
+UNSUPPORTED_OPTIONS = frozenset({"model_impl", "quantization"})
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 
@@ -63,9 +60,9 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     """Share of the GPU memory left after weights and a profiling run that KV blocks may take."""
     kv_cache_memory_bytes: int | None = None
-    """Memory for KV blocks, in bytes; absent on CPU: a quarter of free memory, at most 4 GiB."""
+    """Bytes for each rank's KV blocks; absent on CPU: a quarter of free memory, at most 4 GiB."""
     swap_space_bytes: int | None = None
-    """Host memory for KV off a GPU, in bytes; absent: a tenth of the free, at most 4 GiB."""
+    """Bytes of host memory for a rank's KV off a GPU; absent: a tenth of the free, up to 4 GiB."""
     enable_prefix_caching: bool = True
     """Reuse the KV of prompts and answers that begin alike."""
     preemption_mode: str = "auto"
@@ -93,7 +90,13 @@ class EngineConfig:
     engine_process: bool = True
     """Run the engine in a process of its own; false runs it in a thread of the caller's."""
     cpu_threads: int | None = None
-    """Threads of the CPU kernels; by default the physical cores this process may use."""
+    """Threads of the CPU kernels of all ranks; by default the physical cores it may use."""
+    tensor_parallel_size: int = 1
+    """Ranks that share every layer; each holds some of its heads and columns. CPU only."""
+    pipeline_parallel_size: int = 1
+    """Stages that share the layers, each of so many ranks; as many steps compute at once."""
+    distributed_executor_backend: str = "mp"
+    """How ranks beside the first are started: `mp`, as processes of this machine."""
     allow_inspect: bool = False
     """Answer `octavo inspect`, which shows the engine's sequences and blocks to any client."""
     drain_timeout_s: float = 10.0
@@ -131,8 +134,21 @@ class EngineConfig:
         self._check("step_timeout_s", 1.0 <= timeout_s <= 86_400.0, "seconds from 1 to 86400")
         self._check("max_logprobs", 0 <= self.max_logprobs <= 1024, "an integer from 0 to 1,024")
         self._check_counts()
+        self._check_ranks()
         self._check_scheduling()
         self._check_reports()
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute: those of each pipeline stage, in all stages."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def _check_ranks(self) -> None:
+        backend = self.distributed_executor_backend
+        self._check("distributed_executor_backend", backend == "mp", "mp")
+        is_cuda = self.device.startswith("cuda")
+        allowed = f"auto or cpu with {self.num_ranks} ranks, for several GPUs are not supported yet"
+        self._check("device", self.num_ranks == 1 or not is_cuda, allowed)
 
     def _check_reports(self) -> None:
         self._check("log_format", self.log_format in ("text", "json"), "text or json")

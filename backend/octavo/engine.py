@@ -19,6 +19,7 @@ from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import EngineConfig
 from octavo.errors import EngineDead, InvalidRequest
 from octavo.executor.model_runner import ModelRunner
+from octavo.executor.parallel.rank_zero import RankZero
 from octavo.executor.prompt_scores import PromptScores
 from octavo.executor.runner import Runner
 from octavo.grammar.compiler import GrammarCompiler
@@ -109,12 +110,13 @@ class Engine:
 
     @classmethod
     def load(cls, config: EngineConfig) -> Engine:
-        """Load the model that `config` names.
+        """Load the model that `config` names, on as many ranks as it says.
 
         Raises:
             ConfigError: the checkpoint, the device or the memory cannot be served.
+            EngineError: a rank in another process is gone before it is loaded.
         """
-        return cls(config, ModelRunner(config))
+        return cls(config, ModelRunner(config) if config.num_ranks == 1 else RankZero(config))
 
     @property
     def has_unfinished(self) -> bool:

@@ -92,6 +92,18 @@ def test_a_device_that_contradicts_the_instance_group_fails_the_load(
         read(kind, device_id, device=option)
 
 
+def test_several_ranks_need_an_instance_that_leaves_the_devices_to_the_engine(
+    read: Callable[..., EngineConfig],
+) -> None:
+    assert read("MODEL", tensor_parallel_size="2", pipeline_parallel_size="3").num_ranks == 6
+    message = (
+        "^instance_group kind is KIND_CPU but must be KIND_MODEL where tensor_parallel_size times "
+        "pipeline_parallel_size is 2$"
+    )
+    with pytest.raises(ConfigError, match=message):
+        read("CPU", pipeline_parallel_size="2")
+
+
 def test_the_repository_of_the_checkout_is_valid() -> None:
     engine_json = ROOT / "model_repository" / "octavo" / "1" / "engine.json"
     assert EngineConfig.load(engine_json, {}, {}).model == "demo"

@@ -202,6 +202,20 @@ def test_tenant_weights_are_read_before_anything_is_loaded(policy):
         EngineConfig("demo", scheduling_policy=policy, tenant_weights="gold=x")
 
 
+def test_ranks_are_those_of_all_stages():
+    assert EngineConfig("demo").num_ranks == 1
+    assert EngineConfig("demo", tensor_parallel_size=2, pipeline_parallel_size="4").num_ranks == 8
+
+
+def test_several_ranks_compute_on_cpus_of_one_machine():
+    message = r"^option device is 'cuda:1' but must be auto or cpu with 2 ranks, for several GPUs "
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig("demo", device="cuda:1", tensor_parallel_size=2)
+    message = "^option distributed_executor_backend is 'ray' but must be mp$"
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig("demo", distributed_executor_backend="ray")
+
+
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED_OPTIONS))
 def test_an_option_of_a_later_version_is_refused_wherever_it_is_given(name, load):
     message = f"^option '{name}' is not supported yet; remove it$"

@@ -6,7 +6,7 @@ what is asked for of each is kept. Knows nothing of models, nor of what becomes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 import numpy as np
@@ -42,8 +42,7 @@ class PromptScores:
         rows, token_ids = to_device(arrays, device)
         every = torch.arange(PIECE_ROWS, device=device)
         pieces = []
-        for start in range(0, len(rows), PIECE_ROWS):
-            piece = slice(start, start + PIECE_ROWS)
+        for piece in pieces_of(len(rows)):
             logits, targets = project(rows[piece]), token_ids[piece]
             pieces.append(find_logprobs(logits, every[: len(targets)], targets, self._counts))
         self._copy = HostCopy([torch.cat(columns) for columns in zip(*pieces, strict=True)])
@@ -51,6 +50,12 @@ class PromptScores:
     def wait(self) -> list[TokenLogprobs]:
         """Wait for the copy, and return those of each token of `scored`, in order."""
         return read_logprobs(self._counts, self._copy.wait())
+
+
+def pieces_of(num_rows: int) -> Iterator[slice]:
+    """Yield the rows that are projected at a time, in order."""
+    for start in range(0, num_rows, PIECE_ROWS):
+        yield slice(start, min(start + PIECE_ROWS, num_rows))
 
 
 def _rows_of(

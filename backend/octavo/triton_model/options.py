@@ -31,7 +31,13 @@ def read_config(args: Mapping[str, str], environment: Mapping[str, str]) -> Engi
     }
     engine_json = Path(args["model_repository"], args["model_version"], "engine.json")
     config = EngineConfig.load(engine_json, parameters, environment)
-    device = _device(config.device, args["model_instance_kind"], args["model_instance_device_id"])
+    kind = args["model_instance_kind"]
+    if config.num_ranks > 1 and kind != "MODEL":
+        raise ConfigError(
+            f"instance_group kind is KIND_{kind} but must be KIND_MODEL where tensor_parallel_size "
+            f"times pipeline_parallel_size is {config.num_ranks}"
+        )
+    device = _device(config.device, kind, args["model_instance_device_id"])
     return replace(config, device=device)
 
 

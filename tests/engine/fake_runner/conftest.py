@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 
 import pytest
@@ -66,6 +67,31 @@ class AheadRunner(FakeRunner):
     def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
         self.pending.append({s.request_id for s in output.sampling if s.num_pending_tokens})
         return super().execute(output, drawn)
+
+
+class PipelineRunner(FakeRunner):
+    """A fake runner of two stages, whose logits hold only from `finish` on."""
+
+    num_stages = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
+
+    def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
+        assert not any(s.num_pending_tokens for s in output.sampling)
+        logits = super().execute(output, drawn)
+        self.started.append((torch.full_like(logits, math.nan), logits))
+        return self.started[-1][0]
+
+    def finish(self) -> None:
+        promised, logits = self.started.popleft()
+        promised.copy_(logits)
+
+
+@pytest.fixture
+def pipeline_runner() -> type[PipelineRunner]:
+    return PipelineRunner
 
 
 @pytest.fixture

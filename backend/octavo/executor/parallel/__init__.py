@@ -1,0 +1,1 @@
+"""One model over several ranks: rank zero beside the scheduler, others in their own processes."""

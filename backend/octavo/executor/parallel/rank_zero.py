@@ -1,0 +1,254 @@
+"""The first of several ranks, beside the scheduler: tells the others of steps, and does its part.
+
+It is the first of the last pipeline stage, so logits stay here. Knows nothing of queues, text or
+finish reasons.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError, EngineError
+from octavo.executor.copy_rate import measure_costs
+from octavo.executor.kv_storage import peak_bytes
+from octavo.executor.model_runner import widest_window
+from octavo.executor.parallel.control import ControlWriter
+from octavo.executor.parallel.fingerprint import fingerprint
+from octavo.executor.parallel.part import Blocks, Part
+from octavo.executor.parallel.rank import HOST
+from octavo.executor.parallel.rank_messages import Assignment, Found, Loaded, Ready
+from octavo.executor.parallel.step_message import StepTeller
+from octavo.executor.parallel.workers import Workers
+from octavo.executor.prompt_scores import PromptScores
+from octavo.executor.warm_up import WarmUpSteps
+from octavo.host_resources import usable_cores
+from octavo.model.loader import read_spec
+from octavo.model.location import checkpoint_directory
+from octavo.model.process_groups import ProcessGroups, Rendezvous
+from octavo.model.shard import ModelPart, Shard
+from octavo.scheduler.output import SchedulerOutput, ScoredPrompt
+
+#: Share of the time that an engine may be silent which a rank waits for another: the engine shall
+#: say which rank hangs before it is ended for it.
+_SHARE_OF_SILENCE = 0.75
+
+#: Sequences that all ranks remember, for each that may be in a step.
+_KNOWN_PER_SEQ = 2
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A step that the other ranks have been told of; empty if there is nothing to tell."""
+
+    message: bytes
+    scored: tuple[ScoredPrompt, ...]
+    logits: torch.Tensor
+
+
+class RankZero:
+    """A `Runner` over all ranks. Steps are told of when they start, and done here when they finish.
+
+        execute   ─ step 1 ─ step 2 ───────────────── step 3 ────
+        stage 0      step 1 ── step 2 ──────────────────── step 3
+        finish                         step 1 ──────────────────── step 2
+
+    Raises:
+        ConfigError: the checkpoint, the machine or the options cannot be served.
+        EngineError: another rank does not load.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        started_s = time.monotonic()
+        self.num_stages, self.steps_ahead = config.pipeline_parallel_size, 0
+        self._scores: PromptScores | None = None
+        self._started: deque[_Started] = deque()
+        self._timeout_s = _SHARE_OF_SILENCE * config.step_timeout_s
+        num_threads = max(1, (config.cpu_threads or usable_cores()) // config.num_ranks)
+        torch.set_num_threads(num_threads)
+        shard, own_fingerprint = _look_at(config)
+        store = _open_store(self._timeout_s)
+        self._ring = ControlWriter(config.num_ranks - 1)
+        assignments = [
+            Assignment(config, rank, store.port, num_threads, self._timeout_s)
+            for rank in range(1, config.num_ranks)
+        ]
+        self._workers = Workers(assignments, self._ring.fd)
+        self.close = weakref.finalize(self, _end, self._ring, self._workers)
+        """Ends the other ranks; happens by itself when nobody has this runner any more."""
+        try:
+            for other, found in self._workers.hear(Found):
+                if found.fingerprint != own_fingerprint:
+                    raise ConfigError(
+                        f"{other} and rank 0 see different checkpoints: {config.model}"
+                    )
+            self._load(config, shard, store)
+        except BaseException:
+            self.close()
+            raise
+        logger.info("model ready in %.1f s: %s", time.monotonic() - started_s, self._describe())
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Ids of the processes of the other ranks, in order."""
+        return self._workers.pids
+
+    def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
+        """Tell all ranks of a step; see Runner. No token of it may be pending."""
+        message = b""
+        if output.scheduled or output.copies:
+            message = self._teller.tell(output)
+            with self._explained():
+                self._ring.send(message, self._timeout_s)
+        logits = self._next_logits(len(output.sampling))
+        self._started.append(_Started(message, output.scored, logits))
+        return logits
+
+    def finish(self) -> None:
+        """Do this rank's part of the oldest step that is started; see Runner.
+
+        Raises:
+            EngineError: another rank is gone or does not answer; the message names it.
+        """
+        with self._explained():
+            self._finish()
+
+    def pop_scores(self) -> PromptScores:
+        """Return what the last finished step found out of its `output.scored`."""
+        scores, self._scores = self._scores, None
+        assert scores is not None, "the last step scored nothing"
+        return scores
+
+    def arrived(self) -> tuple[int, ...]:
+        """Return the ids of swap-ins that are done, each once."""
+        return self._part.transfers.arrived()
+
+    def _finish(self) -> None:
+        started = self._started.popleft()
+        computed = self._part.compute(started.message) if started.message else None
+        if computed is None:
+            self._part.transfers.wait()
+            return
+        states, decoder = computed.states, self._part.model.decoder
+        if started.scored:
+            project = functools.partial(decoder.project, states)
+            self._scores = PromptScores(started.scored, project, self._part.model.device)
+        decoder.project(states, computed.logits_rows, started.logits)
+
+    def _load(self, config: EngineConfig, shard: Shard, store: TCPStore) -> None:
+        rendezvous = Rendezvous(store, HOST, self._timeout_s)
+        with self._explained():
+            groups = ProcessGroups(shard, torch.device("cpu"), rendezvous)
+        self._part = Part(config, shard, groups)
+        model, steps = self._part.model, WarmUpSteps(self._part.sizes)
+        self.vocab_size = model.spec.vocab_size
+        self.eos_token_ids = model.spec.eos_token_ids
+        self.max_model_len = model.max_model_len
+        self.window = widest_window(model.spec.windows)
+        no_logits = torch.empty((0, self.vocab_size), device=model.device)
+        # Kept between steps: to get as much memory from the system anew takes part of a step.
+        self._logits = deque([no_logits] * self.num_stages)
+        self._teller = StepTeller(config.block_size, _KNOWN_PER_SEQ * config.max_num_seqs)
+        self._workers.hear(Loaded)
+        needed_bytes = peak_bytes(model.device, lambda: steps.run_all(self._run))
+        prefill_tokens_per_s = steps.measure_prefill(self._run)
+        self._ring.send(b"", self._timeout_s)
+        blocks = self._agree(self._part.choose_blocks(needed_bytes))
+        self.num_blocks, self.num_host_blocks = blocks.num_device, blocks.num_host
+        self.costs = measure_costs(
+            self._part.transfers,
+            min(self.num_blocks, self.num_host_blocks),
+            model.attention.shape.bytes_per_block,
+            prefill_tokens_per_s,
+        )
+
+    def _agree(self, own: Blocks) -> Blocks:
+        """Let all ranks have as many blocks as the one with the least room."""
+        all_blocks = [own, *(blocks for _, blocks in self._workers.hear(Blocks))]
+        least = Blocks(
+            min(blocks.num_device for blocks in all_blocks),
+            min(blocks.num_host for blocks in all_blocks),
+        )
+        self._workers.tell(least)
+        self._part.allocate(least)
+        self._workers.hear(Ready)
+        return least
+
+    def _run(self, output: SchedulerOutput) -> torch.Tensor:
+        logits = self.execute(output, None)
+        self.finish()
+        return logits
+
+    def _next_logits(self, num_rows: int) -> torch.Tensor:
+        """Return memory [rows, vocab_size] that no step holds any more."""
+        self._logits.rotate(1)
+        if num_rows > len(self._logits[0]):
+            device = self._part.model.device
+            self._logits[0] = torch.empty((num_rows, self.vocab_size), device=device)
+        return self._logits[0][:num_rows]
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Let an error of another rank name the one that failed."""
+        try:
+            yield
+        except EngineError as error:
+            raise self._workers.explain(str(error)) from error
+
+    def _describe(self) -> str:
+        """Say what was chosen, for the log."""
+        model = self._part.model
+        return (
+            f"{model.spec.architecture} on {len(self._workers.pids) + 1} ranks, "
+            f"attention {model.decoder.attention.name}, {self.num_blocks:,} KV blocks"
+        )
+
+
+def _look_at(config: EngineConfig) -> tuple[Shard, str]:
+    """Return rank zero's place and what its checkpoint looks like, before others are started."""
+    if config.device == "auto" and torch.cuda.is_available():
+        raise ConfigError(
+            f"option device is 'auto' but must be 'cpu' with {config.num_ranks} ranks: several "
+            "GPUs are not supported yet"
+        )
+    directory = checkpoint_directory(
+        config.model,
+        trust_remote_code=config.trust_remote_code,
+        allow_pickle=config.allow_pickle,
+    )
+    spec = read_spec(directory, trust_remote_code=config.trust_remote_code)
+    shard = Shard.of(0, config.tensor_parallel_size, config.pipeline_parallel_size)
+    ModelPart.of(spec, shard)
+    return shard, fingerprint(directory)
+
+
+def _open_store(timeout_s: float) -> TCPStore:
+    """Return where ranks find each other, which only this machine reaches."""
+    # On a port that the system chooses, so that none is taken.
+    with socket.create_server((HOST, 0)) as listening:
+        port, fd = listening.getsockname()[1], listening.detach()
+    timeout = timedelta(seconds=timeout_s)
+    return TCPStore(
+        HOST, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=fd
+    )
+
+
+def _end(ring: ControlWriter, workers: Workers) -> None:
+    with suppress(EngineError):  # who does not read is ended too
+        ring.send(b"", 0.0)
+    workers.end()
+    ring.close()

@@ -1,0 +1,125 @@
+"""A rank that fails is named, whatever others notice of it, and nothing is left of any rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from octavo.engine_host import EngineProcess
+from octavo.engine_messages import EngineFailed, EngineReady
+from octavo.errors import ConfigError, EngineError
+from octavo.executor.parallel.control import ControlWriter
+from octavo.executor.parallel.fingerprint import fingerprint
+from octavo.executor.parallel.rank_messages import Assignment, Found
+from octavo.executor.parallel.rank_zero import RankZero
+from octavo.executor.parallel.workers import Workers
+from octavo.request import Request
+from octavo.sampling_params import SamplingParams
+
+PARAMS = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, seed=0)
+GRIDS = {
+    "tensor": ({"tensor_parallel_size": 2}, 1, r"rank 1 \(tensor part 1 of 2, stage 0 of 1\)"),
+    "pipeline": ({"pipeline_parallel_size": 3}, 2, r"rank 2 \(tensor part 0 of 1, stage 0 of 3\)"),
+}
+
+
+@pytest.fixture(params=GRIDS)
+def failing(request, make_options):
+    """Give a runner over some ranks, the process of the one that is to fail, and its name."""
+    options, rank, name = GRIDS[request.param]
+    runner = RankZero(make_options(step_timeout_s=2.0, **options))
+    pids = runner.worker_pids
+    yield runner, pids[rank - 1], name
+    runner.close()
+    assert not any(map(psutil.pid_exists, pids))
+
+
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        (signal.SIGKILL, r"^{name} died \(signal 9, SIGKILL\)$"),
+        (signal.SIGSTOP, r"^no answer from {name}: rank 0 .* lost rank 1 "),
+    ],
+)
+def test_a_step_says_which_rank_failed(failing, drive, make_options, make_prompts, number, how):
+    runner, pid, name = failing
+    driver = drive(make_options(), runner, runner.num_blocks, runner.num_host_blocks)
+    driver.add_all([(prompt, PARAMS) for prompt in make_prompts([20, 30, 40])])
+    for _ in range(5):
+        driver.step()
+    driver.runner.after_execute = lambda output: os.kill(pid, number)
+    with pytest.raises(EngineError, match=how.format(name=name)):
+        driver.run()
+
+
+def test_a_model_that_cannot_be_divided_is_refused_before_a_rank_is_started(make_options):
+    children = psutil.Process().children()
+    with pytest.raises(ConfigError, match=r"^option tensor_parallel_size is 5 but must be at most"):
+        RankZero(make_options(tensor_parallel_size=5))
+    assert psutil.Process().children() == children
+
+
+def test_a_rank_that_does_not_find_the_checkpoint_is_named(make_options, tmp_path):
+    config = replace(make_options(tensor_parallel_size=2), model=str(tmp_path / "gone"))
+    ring = ControlWriter(1)
+    workers = Workers([Assignment(config, 1, 1, 1, 5.0)], ring.fd)
+    with pytest.raises(ConfigError, match=r"^rank 1 \(.*\) failed to load: model '.*' does not ex"):
+        workers.hear(Found)
+    workers.end()
+    ring.close()
+
+
+def test_a_rank_that_dies_while_it_loads_is_named(make_options):
+    ring = ControlWriter(1)
+    workers = Workers([Assignment(make_options(tensor_parallel_size=2), 1, 1, 1, 5.0)], ring.fd)
+    os.kill(workers.pids[0], signal.SIGKILL)
+    with pytest.raises(EngineError, match=r"^rank 1 \(.*\) died \(signal 9, SIGKILL\) while it l"):
+        workers.hear(Found)
+    workers.end()
+    ring.close()
+
+
+def test_checkpoints_of_other_settings_or_sizes_differ(checkpoints, tmp_path):
+    own = fingerprint(checkpoints["llama"])
+    assert own == fingerprint(checkpoints["llama"])
+    assert own != fingerprint(checkpoints["qwen2"])
+    (tmp_path / "config.json").write_bytes((checkpoints["llama"] / "config.json").read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"\0")
+    assert own != fingerprint(tmp_path)
+
+
+@pytest.fixture
+def engine_process(make_options):
+    """Give a started engine process on two ranks, and its other rank."""
+    host = EngineProcess(make_options(tensor_parallel_size=2))
+    assert isinstance(host.connection.recv(), EngineReady)
+    (worker,) = psutil.Process(host.pid).children()
+    yield host, worker
+    host.stop(0.0)
+
+
+def test_the_owner_of_the_engine_hears_which_rank_died(engine_process):
+    host, worker = engine_process
+    host.connection.send(Request("a", tuple(range(10, 40)), PARAMS))
+    host.connection.recv()
+    worker.kill()
+    while not isinstance(message := host.connection.recv(), EngineFailed):
+        pass
+    assert message.message == ("rank 1 (tensor part 1 of 2, stage 0 of 1) died (signal 9, SIGKILL)")
+    host.stop(10.0)
+    assert host.describe_end() == "engine process ended (exit status 1)"
+
+
+def test_no_rank_outlives_the_engine(engine_process):
+    host, worker = engine_process
+    os.kill(host.pid, signal.SIGKILL)
+    host.stop(5.0)
+    deadline_s = time.monotonic() + 5.0
+    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline_s, "a rank outlives the engine"
+        time.sleep(0.01)

@@ -1,0 +1,128 @@
+"""What mirrors hear of steps is enough to build the same inputs as beside the scheduler."""
+
+from __future__ import annotations
+
+from array import array
+from contextlib import suppress
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.cache.block_copies import BlockCopies, SwapIn
+from octavo.errors import PromptTooLong
+from octavo.executor.batch import BatchBuilder, BatchInputs
+from octavo.executor.parallel.step_message import StepMirror, StepTeller
+from octavo.request import FinishReason
+from octavo.scheduler.output import ScheduledSequence, SchedulerOutput, ScoredPrompt
+
+
+class Ranks:
+    """The scheduler's own builder, and two ranks that only hear messages."""
+
+    def __init__(self, driver, max_known: int) -> None:
+        limits, block_size = driver.scheduler.limits, driver.cache.block_size
+        sizes = (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len)
+        self.block_size = block_size
+        self.own = BatchBuilder(*sizes, block_size)
+        self.others = [(StepMirror(), BatchBuilder(*sizes, block_size)) for _ in range(2)]
+        self.teller = StepTeller(block_size, max_known)
+
+    def check(self, output: SchedulerOutput) -> None:
+        message = self.teller.tell(output)
+        for mirror, builder in self.others:
+            heard = mirror.hear(message).scheduled
+            assert heard.copies == output.copies
+            assert [each.num_scheduled_tokens for each in heard.scheduled] == [
+                each.num_scheduled_tokens for each in output.scheduled
+            ]
+            if output.scheduled:
+                check_equal(builder.build(heard), self.own.build(output), self.block_size)
+
+
+def check_equal(mine: BatchInputs, other: BatchInputs, size: int) -> None:
+    lens = other.attention.seq_lens.tolist()
+    for name in ("token_ids", "positions", "logits_rows", "pending"):
+        assert torch.equal(getattr(mine, name), getattr(other, name)), name
+    for name in ("query_start_loc", "seq_lens", "slot_mapping"):
+        assert torch.equal(getattr(mine.attention, name), getattr(other.attention, name)), name
+    # What stands behind a sequence's own blocks is never read.
+    rows = zip(mine.attention.block_tables, other.attention.block_tables, lens, strict=True)
+    assert all(torch.equal(a[: -(-n // size)], b[: -(-n // size)]) for a, b, n in rows)
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_random_runs_look_alike_on_every_rank(make_scheduler, data):
+    """Preempted by swap and recomputation, forked, cached, windowed and aborted at random."""
+    max_num_seqs, num_stages = data.draw(st.integers(1, 5)), data.draw(st.sampled_from([1, 2]))
+    driver = make_scheduler(
+        num_blocks=data.draw(st.integers(3, 16)),
+        num_host_blocks=data.draw(st.sampled_from([0, 8])),
+        prefix_caching=data.draw(st.booleans()),
+        window=data.draw(st.sampled_from([None, 6])),
+        block_size=data.draw(st.sampled_from([1, 4, 16])),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=data.draw(st.integers(5, 20)),
+        max_model_len=data.draw(st.integers(3, 40)),
+        num_stages=num_stages,
+    )
+    driver.steps_ahead = num_stages - 1
+    ranks = Ranks(driver, max_num_seqs * data.draw(st.sampled_from([1, 2])))
+    room = min(
+        driver.scheduler.limits.max_model_len, driver.cache.num_blocks * driver.cache.block_size
+    )
+    actions = st.lists(st.sampled_from("aassssxp"), min_size=10, max_size=40)
+    for number, action in enumerate(data.draw(actions)):
+        live = list(driver.scheduler.sequences())
+        if action == "a":
+            n = data.draw(st.integers(1, min(2, max_num_seqs)))
+            max_tokens = data.draw(st.integers(1, 12))
+            with suppress(PromptTooLong):  # with n of 2
+                prompt = data.draw(st.integers(1, room - 1))
+                driver.add(str(number), prompt, n=n, max_tokens=max_tokens)
+        elif action == "x" and live:
+            name = data.draw(st.sampled_from(live)).request_id
+            driver.scheduler.finish(name, FinishReason.ABORT)
+        elif action == "p" and driver.running:
+            driver.scheduler.preempt(driver.scheduler.running[-1], driver.now_s)
+        elif live:
+            step_checked(driver, ranks)
+    while driver.scheduler.has_unfinished:
+        step_checked(driver, ranks)
+
+
+def step_checked(driver, ranks: Ranks) -> None:
+    output = driver.plan()
+    ranks.check(output)
+    if not driver.run(output):
+        driver.arrive()
+
+
+def test_a_decode_step_is_told_in_eight_numbers_a_sequence(make_scheduler):
+    driver = make_scheduler()
+    teller = StepTeller(driver.cache.block_size, 16)
+    driver.add("a", 100, max_tokens=20)
+    for _ in range(6):
+        output = driver.plan()
+        message = teller.tell(output)
+        driver.run(output)
+    first_handle, num_parts = 15, 6
+    assert array("i", message).tolist()[num_parts:] == [first_handle, 101, 1, 1, 1, 0, 0, 9]
+
+
+def test_copies_and_scored_rows_are_told(make_sequence):
+    teller, mirror = StepTeller(4, 16), StepMirror()
+    sequence = make_sequence("a", 6)
+    sequence.block_table = [3, 5]
+    copies = BlockCopies(((1, 2),), ((3, 4), (4, 5)), (SwapIn(8, ((0, 7), (1, 6))), SwapIn(9, ())))
+    scored = (ScoredPrompt(sequence, 0, (11, 12)), ScoredPrompt(sequence, 4, (13,)))
+    output = SchedulerOutput(
+        (ScheduledSequence(sequence, 6, (sequence,)),), copies=copies, scored=scored
+    )
+    step = mirror.hear(teller.tell(output))
+    assert step.scheduled.copies == copies
+    assert step.scored_rows == (0, 1, 4)
+    ((mirrored, count, draws),) = step.scheduled.scheduled
+    assert (mirrored.token_ids, mirrored.block_table, count) == (sequence.token_ids, [3, 5], 6)
+    assert draws == (mirrored,)
