@@ -60,9 +60,9 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     """Share of the GPU memory left after weights and a profiling run that KV blocks may take."""
     kv_cache_memory_bytes: int | None = None
-    """Bytes for each rank's KV blocks; absent on CPU: a quarter of free memory, at most 4 GiB."""
+    """Memory in bytes for a rank's KV blocks; absent on CPU: a quarter of the free, up to 4 GiB."""
     swap_space_bytes: int | None = None
-    """Bytes of host memory for a rank's KV off a GPU; absent: a tenth of the free, up to 4 GiB."""
+    """Host memory in bytes for a rank's KV off a GPU; absent: a tenth of the free, up to 4 GiB."""
     enable_prefix_caching: bool = True
     """Reuse the KV of prompts and answers that begin alike."""
     preemption_mode: str = "auto"

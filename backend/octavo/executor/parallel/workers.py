@@ -21,7 +21,7 @@ from octavo.model.shard import Shard
 
 #: Of several ranks that fail, all but one only notice that another is gone; that one may be heard
 #: of a little later.
-_EXPLAIN_S = 2.0
+_EXPLAIN_S = 1.0
 #: A closed connection is seen a little before the exit status of its process.
 _EXIT_STATUS_TIMEOUT_S = 2.0
 _END_TIMEOUT_S = 2.0
