@@ -44,8 +44,8 @@ class Sequence:
     Whoever puts a block into the middle of `block_table` makes a new list of it: readers compare
     by identity, and else look only at what was appended.
 
-    A step may be planned while the one before it is under way. What that one computes counts as
-    computed, and the token it draws as known, by a `PENDING_TOKEN` until the step has landed.
+    A step may be planned while others are under way. What they compute counts as computed, and a
+    token that one has drawn as known, by a `PENDING_TOKEN` until the step has landed.
     """
 
     __slots__ = (

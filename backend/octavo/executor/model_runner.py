@@ -33,6 +33,7 @@ from octavo.executor.warm_up import WarmUpSteps
 from octavo.host_resources import host_memory, usable_cores
 from octavo.model.loader import LoadedModel, load_model
 from octavo.scheduler.output import SchedulerOutput, ScoredPrompt
+from octavo.scheduler.preemption import PreemptionCosts
 from octavo_kernels import AttentionBackend, KVCache
 
 logger = logging.getLogger(__name__)
@@ -96,12 +97,7 @@ class ModelRunner:
         self._kv_cache = attention.allocate(self.num_blocks)
         host_cache = attention.allocate(self.num_host_blocks, host=True)
         self._transfers = make_transfers(attention, self._kv_cache, host_cache)
-        if self.num_blocks > 1:
-            self._transfers.start(BlockCopies(copies=((0, 1),)))
-        num_copied = min(self.num_blocks, self.num_host_blocks)
-        self.costs = measure_costs(
-            self._transfers, num_copied, attention.shape.bytes_per_block, prefill_tokens_per_s
-        )
+        self.costs = self._measure_costs(attention.shape.bytes_per_block, prefill_tokens_per_s)
         self._graphs = self._record_graphs(config.max_num_seqs)
         logger.info("model ready in %.1f s: %s", time.monotonic() - started_s, self._describe())
 
@@ -210,6 +206,12 @@ class ModelRunner:
             f"{self._decoder.spec.architecture} on {self._device}, "
             f"attention {self._decoder.attention.name}, {graphs}{self.num_blocks:,} KV blocks"
         )
+
+    def _measure_costs(self, bytes_per_block: int, prefill_tokens_per_s: float) -> PreemptionCosts:
+        if self.num_blocks > 1:
+            self._transfers.start(BlockCopies(copies=((0, 1),)))
+        num_blocks = min(self.num_blocks, self.num_host_blocks)
+        return measure_costs(self._transfers, num_blocks, bytes_per_block, prefill_tokens_per_s)
 
 
 def widest_window(windows: tuple[int | None, ...]) -> int | None:
