@@ -26,8 +26,8 @@ class Runner(Protocol):
     """Positions that the model sees at most, if no layer sees more."""
     costs: PreemptionCosts
     num_stages: int
-    """Steps that may be started and not finished, of different sequences: 1, or the stages of a
-    pipeline."""
+    """Steps that compute at once: 1, or the stages of a pipeline. A sequence is in several of them
+    only with chunks of its prompt."""
     steps_ahead: int
     """Finished steps that may be under way while the next one is planned: 0, or 1 on a device that
     computes behind the host's back."""

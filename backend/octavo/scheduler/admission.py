@@ -32,7 +32,7 @@ class SchedulerLimits:
     max_num_queued_requests: int | None = None
     max_num_queued_tokens: int | None = None
     num_stages: int = 1
-    """Steps that compute at once, of different sequences: each takes its share of who runs."""
+    """Steps that compute at once; each takes its share of those who run."""
 
 
 class Admission:
