@@ -22,7 +22,7 @@ from octavo.tenant_weights import read_tenant_weights
 ENVIRONMENT_PREFIX = "OCTAVO_"
 
 #: Options of the contract that a later version will take; refused rather than ignored.
-UNSUPPORTED_OPTIONS = frozenset({"model_impl", "quantization"})
+UNSUPPORTED_OPTIONS = frozenset({"model_impl"})
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 
@@ -49,6 +49,8 @@ class EngineConfig:
     """Load pickled weights (.bin, .pt, .pth) of tensors only, where there are no safetensors."""
     dtype: str = "auto"
     """`auto` (the checkpoint's), `bfloat16`, `float16` or `float32`."""
+    quantization: str = "none"
+    """`none`, or `int8` on a CPU: 8-bit integers in all linear layers, faster and less exact."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     deterministic: bool = True
@@ -117,6 +119,8 @@ class EngineConfig:
         self._check("model", bool(self.model), "a checkpoint path, a hub id or 'demo'")
         dtypes = ("auto", "bfloat16", "float16", "float32")
         self._check("dtype", self.dtype in dtypes, f"one of {', '.join(dtypes)}")
+        forms = ("none", "int8")
+        self._check("quantization", self.quantization in forms, f"one of {', '.join(forms)}")
         device_ok = re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device) is not None
         self._check("device", device_ok, "auto, cpu, cuda or cuda:N")
         size = self.block_size

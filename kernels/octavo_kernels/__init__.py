@@ -23,6 +23,7 @@ from octavo_kernels.gather_blocks import (
 )
 from octavo_kernels.gelu_and_mul import gelu_and_mul, gelu_and_mul_reference
 from octavo_kernels.greedy import greedy, greedy_reference
+from octavo_kernels.int8_linear import int8_linear_reference
 from octavo_kernels.linear import linear, linear_reference
 from octavo_kernels.native_layers import (
     LayerParts,
@@ -31,7 +32,12 @@ from octavo_kernels.native_layers import (
     make_native_layers,
 )
 from octavo_kernels.packed_embedding import packed_embedding
-from octavo_kernels.packed_linear import PackedWeight, pack_weight, packed_linear
+from octavo_kernels.packed_linear import (
+    PackedWeight,
+    pack_weight,
+    packed_linear,
+    packs_weights,
+)
 from octavo_kernels.rms_norm import (
     add_rms_norm,
     add_rms_norm_reference,
@@ -70,6 +76,7 @@ __all__ = [
     "gelu_and_mul_reference",
     "greedy",
     "greedy_reference",
+    "int8_linear_reference",
     "linear",
     "linear_reference",
     "make_attention_backend",
@@ -77,6 +84,7 @@ __all__ = [
     "pack_weight",
     "packed_embedding",
     "packed_linear",
+    "packs_weights",
     "rms_norm",
     "rms_norm_reference",
     "sample",

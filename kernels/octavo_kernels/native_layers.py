@@ -222,7 +222,7 @@ class NativeLayers:
             "down": (layer.down, self._inner, self._hidden),
         }
         for name, (weight, inputs, outputs) in sizes.items():
-            given = (weight.in_features, weight.out_features, weight.panels.dtype)
+            given = (weight.in_features, weight.out_features, weight.dtype)
             if given != (inputs, outputs, dtype):
                 raise ValueError(
                     f"native_layers: {name} is {given} but must be {(inputs, outputs, dtype)}: "

@@ -19,18 +19,20 @@ def packed_embedding(weight: PackedWeight, rows: torch.Tensor) -> torch.Tensor:
     """Return rows of a packed weight, to the bit what was packed.
 
     Args:
-        weight: What `pack_weight` returned, not packed as gated.
+        weight: What `pack_weight` returned, packed neither as gated nor as 8-bit integers.
         rows: [n] int64, contiguous, each in [0, out).
 
     Returns:
         A new tensor [n, in] of the weight's dtype.
 
     Raises:
-        ValueError: A shape, dtype, device or stride is not as above, or the weight is gated.
+        ValueError: A shape, dtype, device or stride is not as above, or the weight is packed so.
         IndexError: A row is outside.
     """
     if weight.is_gated:
         raise ValueError("packed_embedding: weight is packed as gated but must not be")
+    if weight.is_int8:
+        raise ValueError("packed_embedding: weight is packed as 8-bit integers but must not be")
     check_tensor(
         "packed_embedding: rows", rows, (None,), dtypes=(torch.int64,), beside=weight.panels
     )

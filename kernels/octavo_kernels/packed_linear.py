@@ -1,7 +1,8 @@
 """Linear layer on a CPU, of a weight packed for its instructions: y = x @ W^T + b.
 
 Products are summed in float32, in the order of the inputs, and rounded once: whatever the number
-of rows, a row's place among them and the number of threads, its bits are the same. Knows nothing of
+of rows, a row's place among them and the number of threads, its bits are the same. A weight may be
+packed as 8-bit integers: the result is then that of `int8_linear_reference`. Knows nothing of
 layers or models.
 """
 
@@ -22,7 +23,10 @@ class NativeLinear(ctypes.Structure):
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("panels", "bias")],
-        *[(name, ctypes.c_int64) for name in ("in_features", "out_features", "is_gated")],
+        *[
+            (name, ctypes.c_int64)
+            for name in ("in_features", "out_features", "is_gated", "is_int8")
+        ],
     ]
 
 
@@ -31,9 +35,12 @@ class PackedWeight:
     """A weight [out, in] in the layout of one instruction set, and its bias."""
 
     panels: torch.Tensor
-    """One-dimensional, of the weight's dtype, with outputs and inputs padded by zeros."""
+    """One-dimensional, of the weight's dtype, with outputs and inputs padded by zeros; or uint8, of
+    8-bit integers and the scales of all outputs."""
     bias: torch.Tensor | None
     """[out]"""
+    dtype: torch.dtype
+    """The weight's, and that of the rows it multiplies."""
     in_features: int
     out_features: int
     is_gated: bool
@@ -41,10 +48,21 @@ class PackedWeight:
     instructions: str
     """Name of the instruction set."""
 
+    @property
+    def is_int8(self) -> bool:
+        """Whether it is packed as 8-bit integers."""
+        return self.panels.dtype == torch.uint8
+
     def native(self) -> NativeLinear:
         """Return this as native code takes it; keeps no tensor alive."""
         sizes = (self.in_features, self.out_features, self.is_gated)
         return _native_linear(self.panels, self.bias, *sizes)
+
+
+def packs_weights(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether `pack_weight` packs weights of a dtype on a device."""
+    served = device.type == "cpu" and dtype in FLOAT_DTYPES
+    return served and native_instructions() is not None
 
 
 def pack_weight(
@@ -52,6 +70,7 @@ def pack_weight(
     bias: torch.Tensor | None = None,
     *,
     is_gated: bool = False,
+    to_int8: bool = False,
     instructions: InstructionSet | None = None,
 ) -> PackedWeight | None:
     """Pack a weight for `packed_linear`, or return None where native code does not serve it.
@@ -61,6 +80,7 @@ def pack_weight(
         bias: [out] of weight's dtype, or None; kept.
         is_gated: Whether the first half of the outputs is a gate of the other half, as
             `NativeLayers` wants it; changes no result of `packed_linear`.
+        to_int8: Whether to quantise it to 8-bit integers.
         instructions: Those to pack for; None for the ones that native code serves with here.
 
     Raises:
@@ -80,14 +100,24 @@ def pack_weight(
         )
     if bias is not None:
         check_tensor("pack_weight: bias", bias, (out_features,), like=weight)
-    library, element = library_named(chosen.name), element_code(weight.dtype)
-    size = library.octavo_packed_size(element, in_features, out_features)
-    panels = torch.empty(size // weight.element_size(), dtype=weight.dtype)
-    packed = PackedWeight(panels, bias, in_features, out_features, is_gated, chosen.name)
-    library.octavo_pack_weight(
-        element, weight.data_ptr(), ctypes.byref(packed.native()), torch.get_num_threads()
+    library = library_named(chosen.name)
+    pack = library.octavo_pack_int8_weight if to_int8 else library.octavo_pack_weight
+    panels = _empty_panels(library, weight, to_int8)
+    packed = PackedWeight(
+        panels, bias, weight.dtype, in_features, out_features, is_gated, chosen.name
     )
+    native = ctypes.byref(packed.native())
+    pack(element_code(weight.dtype), weight.data_ptr(), native, torch.get_num_threads())
     return packed
+
+
+def _empty_panels(library: ctypes.CDLL, weight: torch.Tensor, to_int8: bool) -> torch.Tensor:
+    out_features, in_features = weight.shape
+    if to_int8:
+        size = library.octavo_packed_int8_size(in_features, out_features)
+        return torch.empty(size, dtype=torch.uint8)
+    size = library.octavo_packed_size(element_code(weight.dtype), in_features, out_features)
+    return torch.empty(size // weight.element_size(), dtype=weight.dtype)
 
 
 def packed_linear(
@@ -107,7 +137,13 @@ def packed_linear(
     Raises:
         ValueError: A shape, dtype, device or stride is not as above.
     """
-    check_tensor("packed_linear: x", x, (None, weight.in_features), like=weight.panels)
+    check_tensor(
+        "packed_linear: x",
+        x,
+        (None, weight.in_features),
+        dtypes=(weight.dtype,),
+        beside=weight.panels,
+    )
     shape = (x.shape[0], weight.out_features)
     if out is None:
         out = torch.empty(shape, dtype=x.dtype)
@@ -154,4 +190,7 @@ def _native_linear(
     is_gated: bool,
 ) -> NativeLinear:
     bias_pointer = None if bias is None else bias.data_ptr()
-    return NativeLinear(panels.data_ptr(), bias_pointer, in_features, out_features, is_gated)
+    is_int8 = panels.dtype == torch.uint8
+    return NativeLinear(
+        panels.data_ptr(), bias_pointer, in_features, out_features, is_gated, is_int8
+    )

@@ -152,8 +152,8 @@ def test_unknown_option_fails_the_load_and_names_the_nearest(
 def test_later_option_fails_the_load(
     load_failure: Callable[[Path], str], write_model: WriteModel
 ) -> None:
-    reason = load_failure(write_model(quantization="fp8"))
-    assert "option 'quantization' is not supported yet; remove it" in reason
+    reason = load_failure(write_model(model_impl="transformers"))
+    assert "option 'model_impl' is not supported yet; remove it" in reason
 
 
 def test_wrong_tenant_weights_fail_the_load(

@@ -41,11 +41,12 @@ def instructions(native_name, each_instruction_set):
 
 @pytest.fixture
 def make_parts(dtype, instructions):
-    def make(qk_norm=True, with_bias=True, **options) -> LayerParts:
+    def make(qk_norm=True, with_bias=True, to_int8=False, **options) -> LayerParts:
         def linear(inputs, outputs, is_gated=False):
             weight = (torch.randn(outputs, inputs) * inputs**-0.5).to(dtype)
             bias = torch.randn(outputs).to(dtype) if with_bias else None
-            return pack_weight(weight, bias, is_gated=is_gated, instructions=instructions)
+            form = {"is_gated": is_gated, "to_int8": to_int8}
+            return pack_weight(weight, bias, **form, instructions=instructions)
 
         def norm(size):
             return (torch.randn(size) * 0.3 + 1).to(dtype)
@@ -143,7 +144,11 @@ OPTIONS = {"window": 7, "soft_cap": 4.0, "sinks": torch.linspace(-1, 2, Q_HEADS)
 
 
 @pytest.mark.parametrize("rotary", [(HEAD_DIM, False), (HEAD_DIM, True), (6, False)])
-@pytest.mark.parametrize("options", [PLAIN, {}, OPTIONS], ids=["plain", "norms", "options"])
+@pytest.mark.parametrize(
+    "options",
+    [PLAIN, {}, OPTIONS, {"to_int8": True}],
+    ids=["plain", "norms", "options", "int8"],
+)
 def test_the_bits_are_those_of_the_operations_one_by_one(
     rotary, options, backend, make_parts, make_shared, step, threads
 ):

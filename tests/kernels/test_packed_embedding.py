@@ -69,3 +69,5 @@ def test_wrong_arguments_are_refused():
         packed_embedding(packed, torch.zeros(4, dtype=torch.int64)[::2])
     with pytest.raises(ValueError, match="weight is packed as gated but must not be"):
         packed_embedding(pack_weight(torch.randn(4, 3), is_gated=True), torch.arange(2))
+    with pytest.raises(ValueError, match="weight is packed as 8-bit integers but must not be"):
+        packed_embedding(pack_weight(torch.randn(4, 3), to_int8=True), torch.arange(2))

@@ -20,7 +20,7 @@ def random_linear(dtype, in_features, out_features, with_bias=True):
 @pytest.fixture(params=["native", "packed", "plain"])
 def layout(request, monkeypatch):
     if request.param != "native":
-        monkeypatch.setattr(layers, "pack_weight", lambda weight, bias, is_gated: None)
+        monkeypatch.setattr(layers, "pack_weight", lambda weight, bias, **options: None)
     if request.param == "plain":
         monkeypatch.setattr(layers, "_pack", lambda weight: None)
     return request.param

@@ -7,9 +7,10 @@ from safetensors.torch import load_file, save_file
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.model import layers
+from octavo.model import layers, loader
 from octavo.model.loader import load_model, read_spec
 from octavo.model.location import checkpoint_directory
+from octavo_kernels._native.library import native_library
 
 
 def edit_tensors(directory, edit):
@@ -49,7 +50,7 @@ def test_weights_that_are_not_packed_do_not_share_memory(
 ):
     directory, _ = make_checkpoint("llama", tie_word_embeddings=tied)
     packed = make_driver(load(directory)).step({"a": make_prompt(30)})
-    monkeypatch.setattr(layers, "pack_weight", lambda weight, bias, is_gated: None)
+    monkeypatch.setattr(layers, "pack_weight", lambda weight, bias, **options: None)
     monkeypatch.setattr(layers, "_pack", lambda weight: None)
     plain = make_driver(load(directory)).step({"a": make_prompt(30)})
     torch.testing.assert_close(plain, packed, rtol=1e-4, atol=1e-5)
@@ -243,3 +244,31 @@ def test_a_cuda_device_the_machine_lacks_is_refused(make_checkpoint):
     directory, _ = make_checkpoint("llama")
     with pytest.raises(ConfigError, match=r"device is 'cuda:99' but this machine has \d+ CUDA"):
         load_model(EngineConfig(model=str(directory), device="cuda:99"))
+
+
+@pytest.mark.skipif(native_library() is None, reason="no native code is built here")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_int8_quantizes_every_linear_layer_and_nothing_else(make_checkpoint, load, dtype, tied):
+    directory, model = make_checkpoint("llama", tie_word_embeddings=tied)
+    weights = load(directory, dtype, quantization="int8").decoder.weights
+    linears = [weights.lm_head]
+    for layer in weights.layers:
+        linears += [layer.qkv, layer.o, layer.gate_up, layer.down]
+    assert {linear.native.panels.dtype for linear in linears} == {torch.uint8}
+    assert weights.final_norm.dtype == weights.embedding.dtype == getattr(torch, dtype)
+    embedding = model.get_input_embeddings().weight
+    assert torch.equal(
+        weights.embedding(torch.arange(9)), embedding[:9].to(weights.embedding.dtype)
+    )
+
+
+def test_int8_without_native_code_is_refused(make_checkpoint, load, monkeypatch):
+    monkeypatch.setattr(loader, "packs_weights", lambda dtype, device: False)
+    directory, _ = make_checkpoint("llama")
+    with pytest.raises(
+        ConfigError,
+        match="quantization is 'int8', which takes native code on a CPU, and none serves "
+        "bfloat16 on cpu here; it must be 'none'",
+    ):
+        load(directory, "bfloat16", quantization="int8")

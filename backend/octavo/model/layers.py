@@ -68,6 +68,7 @@ class PackedLinear:
         weight: [out, in]; not kept when it can be packed, so drop your own reference to free it.
         bias: [out] or None.
         is_gated: as `octavo_kernels.pack_weight` takes it.
+        to_int8: whether to quantise it; only where `octavo_kernels.packs_weights`.
         deterministic: Whether a row must have the same bits whatever the other rows are; on a CPU
             it has in any case.
     """
@@ -78,13 +79,15 @@ class PackedLinear:
         bias: torch.Tensor | None = None,
         *,
         is_gated: bool = False,
+        to_int8: bool = False,
         deterministic: bool = True,
     ) -> None:
         self.deterministic = deterministic
         self.out_features, self.in_features = weight.shape
         self._bias = bias
-        self.native = pack_weight(weight, bias, is_gated=is_gated)
+        self.native = pack_weight(weight, bias, is_gated=is_gated, to_int8=to_int8)
         """The weight for native code, or None where that does not serve."""
+        assert self.native is not None or not to_int8, f"{weight.dtype} cannot be packed"
         self._packed = _pack(weight) if self.native is None else None
         is_plain = self.native is None and self._packed is None
         self._plain = weight if is_plain else None
@@ -120,13 +123,14 @@ class Embedding:
     """Look up rows of a fixed weight by token id.
 
     Args:
-        weight: [vocab, hidden]; not kept where `tied` has a form for native code.
+        weight: [vocab, hidden]; not kept where `tied` has all of it in a form for native code.
         tied: the projection of the same weight, if there is one.
     """
 
     def __init__(self, weight: torch.Tensor, tied: PackedLinear | None = None) -> None:
         self.dtype = weight.dtype
-        self._packed = None if tied is None else tied.native
+        packed = None if tied is None else tied.native
+        self._packed = None if packed is None or packed.is_int8 else packed
         self._plain = weight if self._packed is None else None
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,11 +17,17 @@ from octavo.errors import ConfigError
 from octavo.model.checkpoint import Checkpoint, read_json
 from octavo.model.collectives import ALONE, Collectives
 from octavo.model.decoder import Decoder
+from octavo.model.layers import PackedLinear
 from octavo.model.location import checkpoint_directory
 from octavo.model.shard import WHOLE, ModelPart, Shard
 from octavo.model.spec import ModelSpec, read_token_ids
 from octavo.model.weight_reader import WeightReader, expected_tensors
-from octavo_kernels import AttentionBackend, KVCacheShape, make_attention_backend
+from octavo_kernels import (
+    AttentionBackend,
+    KVCacheShape,
+    make_attention_backend,
+    packs_weights,
+)
 
 _IGNORED_TENSORS = ("rotary_emb.inv_freq",)
 
@@ -73,7 +80,13 @@ def load_model(
     checkpoint = Checkpoint(directory, allow_pickle=config.allow_pickle)
     checkpoint.check(expected_tensors(spec), _ignored_tensors(spec))
     dtype = _dtype(config.dtype, spec, checkpoint)
-    reader = WeightReader(checkpoint, part, dtype, device, deterministic=config.deterministic)
+    _check_quantization(config.quantization, dtype, device)
+    make_linear = partial(
+        PackedLinear,
+        to_int8=config.quantization == "int8",
+        deterministic=config.deterministic,
+    )
+    reader = WeightReader(checkpoint, part, dtype, device, make_linear)
     weights = reader.read(max_model_len)
     shape = KVCacheShape(
         num_layers=part.spec.num_layers,
@@ -120,6 +133,14 @@ def _dtype(option: str, spec: ModelSpec, checkpoint: Checkpoint) -> torch.dtype:
         return checkpoint.tensor("model.embed_tokens.weight").dtype
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def _check_quantization(option: str, dtype: torch.dtype, device: torch.device) -> None:
+    if option != "none" and not packs_weights(dtype, device):
+        raise ConfigError(
+            f"option quantization is {option!r}, which takes native code on a CPU, and none serves "
+            f"{str(dtype).removeprefix('torch.')} on {device} here; it must be 'none'"
+        )
 
 
 def _device(option: str) -> torch.device:

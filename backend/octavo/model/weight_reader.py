@@ -7,7 +7,7 @@ packed, released. Knows what a checkpoint of the Llama family holds, and nothing
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -62,7 +62,7 @@ class WeightReader:
         part: what to read of it.
         dtype: of the weights.
         device: of the weights.
-        deterministic: as PackedLinear takes it.
+        make_linear: PackedLinear, or what makes one of the same arguments.
     """
 
     def __init__(
@@ -71,14 +71,13 @@ class WeightReader:
         part: ModelPart,
         dtype: torch.dtype,
         device: torch.device,
-        *,
-        deterministic: bool,
+        make_linear: Callable[..., PackedLinear],
     ) -> None:
         self._checkpoint = checkpoint
         self._part = part
         self._dtype = dtype
         self._device = device
-        self._deterministic = deterministic
+        self._make_linear = make_linear
         self._scratch = torch.empty(0, dtype=dtype, device=device)
 
     def read(self, max_len: int) -> DecoderWeights:
@@ -103,7 +102,7 @@ class WeightReader:
         if not is_first and not is_last:
             return None, None
         weight = self._tensor({_EMBEDDING: tokens})
-        lm_head = PackedLinear(weight, deterministic=self._deterministic) if is_last else None
+        lm_head = self._make_linear(weight) if is_last else None
         return Embedding(weight, lm_head) if is_first else None, lm_head
 
     def _layer(self, index: int) -> LayerWeights:
@@ -144,7 +143,7 @@ class WeightReader:
         bias = self._tensor(biases) if has_bias else None
         parts = self._parts(weights, columns)
         weight = _join(parts, self._scratch_for(_joined_shape(parts)))
-        linear = PackedLinear(weight, bias, is_gated=is_gated, deterministic=self._deterministic)
+        linear = self._make_linear(weight, bias, is_gated=is_gated)
         if linear.keeps_weight:
             self._scratch = self._scratch.new_empty(0)
         return linear

@@ -21,13 +21,15 @@ from octavo_kernels._native.processor import InstructionSet, describe_processor
 _SOURCE_DIR = Path(__file__).parent
 _SOURCES = tuple(
     f"{name}.cpp"
-    for name in "rowwise kv_cache attention linear embedding layers sample logits".split()
+    for name in (
+        "rowwise kv_cache attention linear linear_int8 embedding layers sample logits"
+    ).split()
 )
 _HEADERS = tuple(
     f"{name}.h"
     for name in (
         "vector elements activation kv_cache rope attention_tile attention_items linear linear_tile"
-        " operations logits"
+        " linear_int8 operations logits"
     ).split()
 )
 _OPTIONS = (

@@ -39,6 +39,8 @@ _SIGNATURES: dict[str, tuple[type[Any] | None, tuple[type[Any], ...]]] = {
     "octavo_copy_blocks": (None, (*[_POINTER] * 3, *[_SIZE] * 2, _INT)),
     "octavo_packed_size": (_SIZE, (_INT, *[_SIZE] * 2)),
     "octavo_pack_weight": (None, (_INT, *[_POINTER] * 2, _INT)),
+    "octavo_packed_int8_size": (_SIZE, (_SIZE, _SIZE)),
+    "octavo_pack_int8_weight": (None, (_INT, *[_POINTER] * 2, _INT)),
     "octavo_linear": (None, (_INT, *[_POINTER] * 3, _SIZE, *[_POINTER] * 2, _INT)),
     "octavo_linear_to_float32": (None, (_INT, *[_POINTER] * 3, _SIZE, *[_POINTER] * 2, _INT)),
     "octavo_silu_linear": (None, (_INT, *[_POINTER] * 3, _SIZE, *[_POINTER] * 2, _INT)),

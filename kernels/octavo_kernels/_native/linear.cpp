@@ -12,21 +12,16 @@
 
 #include <memory>
 
-#include "linear_tile.h"
+#include "linear_int8.h"
 
 namespace {
 
 constexpr int64_t kBlockRows = 192;  // rows that share one passage over the weight
 constexpr int64_t kSerialElements = 1 << 14;
-constexpr int64_t kLineSpread = 2048;  // bytes; see reads_in_place
 
 template <class T>
 INLINE int64_t tiles_of(int64_t rows) {
     return (rows + kTileRows<T> - 1) / kTileRows<T>;
-}
-
-INLINE int64_t panels_of(int64_t out_features) {
-    return (out_features + kPanelOutputs - 1) / kPanelOutputs;
 }
 
 template <class T>
@@ -57,29 +52,10 @@ void pack_weight(const void* weight, const PackedLinear& linear, int threads) {
     }
 }
 
-// Whether a product may read its rows where they are: if neighbouring elements are a scalar, and
-// rows do not lie so that all of a tile's go into the same few lines of the cache.
-template <class T>
-bool reads_in_place(const Product& product) {
-    const int64_t stride = product.x_stride, bytes = sizeof(typename T::Element);
-    return sizeof(typename T::Scalar) == sizeof(typename T::Lane) &&
-           product.linear.in_features % T::kPerLane == 0 && stride % T::kPerLane == 0 &&
-           stride * bytes % kLineSpread != 0;
-}
-
 // An odd number of cache lines: rows are spread over all of the cache.
 template <class T>
 INLINE int64_t packed_stride(int64_t in_features) {
-    return (depth_of<T>(in_features) + 31) / 32 * 32 + 16;
-}
-
-template <class T>
-void pack_row(const Product& product, int64_t row, typename T::Scalar* to) {
-    const auto* from =
-        static_cast<const typename T::Element*>(product.x) + row * product.x_stride;
-    for_pieces(product.linear.in_features, [&](int64_t i, int size) {
-        T::scalars(to + i / T::kPerLane, read<T>(from + i, size));
-    });
+    return (Rows<T>::scalars(in_features) + 31) / 32 * 32 + 16;
 }
 
 template <class T>
@@ -115,10 +91,11 @@ void multiply_panels(const Product& product, Scalars<T> x, Span rows, const Pack
 
 template <class T>
 void multiply(const Product& product, int threads) {
+    using Element = typename T::Element;
     using Scalar = typename T::Scalar;
     const int64_t in_features = product.linear.in_features;
     const int64_t blocks = (product.rows + kBlockRows - 1) / kBlockRows;
-    const bool in_place = reads_in_place<T>(product);
+    const bool in_place = Rows<T>::in_place(product);
     Scalars<T> x = {static_cast<const Scalar*>(product.x), product.x_stride / T::kPerLane};
     std::unique_ptr<Scalar[]> packed;
     if (!in_place) {
@@ -128,7 +105,8 @@ void multiply(const Product& product, int threads) {
         // A team is waited for longer than one thread packs a few rows.
 #pragma omp parallel for num_threads(threads) if (product.rows * in_features > kSerialElements)
         for (int64_t row = 0; row < product.rows; ++row)
-            pack_row<T>(product, row, packed.get() + row * x.stride);
+            Rows<T>::pack(static_cast<const Element*>(product.x) + row * product.x_stride,
+                          in_features, packed.get() + row * x.stride);
     }
 #pragma omp parallel num_threads(threads) if (threads > 1)
     for (int64_t block = 0; block < blocks; ++block)
@@ -139,8 +117,11 @@ void multiply(const Product& product, int threads) {
 void multiply_into(Form form, int element, const void* x, const PackedLinear& linear, void* out,
                    int64_t rows, const int64_t* strides, const PackedLinear* next, int threads) {
     if (rows == 0) return;
-    const auto run = for_element(element, multiply<Float32>, multiply<BFloat16>,
-                                 multiply<Float16>);
+    const auto floats = for_element(element, multiply<Float32>, multiply<BFloat16>,
+                                    multiply<Float16>);
+    const auto integers = for_element(element, multiply<Int8<Float32>>, multiply<Int8<BFloat16>>,
+                                      multiply<Int8<Float16>>);
+    const auto run = linear.is_int8 ? integers : floats;
     run({form, x, out, rows, strides[0], strides[1], linear, next}, threads);
 }
 

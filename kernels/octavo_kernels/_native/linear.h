@@ -19,6 +19,7 @@ constexpr int kPanelOutputs = kPanelVectors * kLanes;
 struct PackedLinear {
     const void *panels, *bias;  // bias [out] or null
     int64_t in_features, out_features, is_gated;
+    int64_t is_int8;  // whether the panels are as linear_int8.h says
 };
 
 extern "C" {
@@ -28,6 +29,11 @@ int64_t octavo_packed_size(int element, int64_t in_features, int64_t out_feature
 
 // weight: [out, in], contiguous; written to linear->panels
 void octavo_pack_weight(int element, const void* weight, const PackedLinear* linear, int threads);
+
+// The same of a weight that is quantised as it is packed.
+int64_t octavo_packed_int8_size(int64_t in_features, int64_t out_features);
+void octavo_pack_int8_weight(int element, const void* weight, const PackedLinear* linear,
+                             int threads);
 
 // out = x @ weight^T + bias for x [rows, in]; strides: of the rows of x and out; next: the weight
 // that is multiplied by next, whose beginning is fetched meanwhile, or null

@@ -1,4 +1,6 @@
 // One tile of a product: some rows times one panel of the weight, its sums in registers.
+//
+// What depends on how a weight is kept is in Rows and Tile, which linear_int8.h specialises.
 #pragma once
 
 #include <utility>
@@ -12,9 +14,18 @@ namespace {
 template <class T>
 constexpr int kTileRows = (kRegisters - kPanelVectors * T::kWide - 2) / kPanelVectors;
 
+// Steps that are always taken together.
+template <class T>
+constexpr int kGroupSteps = 1;
+
 template <class T>
 INLINE int64_t depth_of(int64_t in_features) {
-    return (in_features + T::kPerLane - 1) / T::kPerLane;
+    constexpr int kInputs = T::kPerLane * kGroupSteps<T>;
+    return (in_features + kInputs - 1) / kInputs * kGroupSteps<T>;
+}
+
+INLINE int64_t panels_of(int64_t out_features) {
+    return (out_features + kPanelOutputs - 1) / kPanelOutputs;
 }
 
 // The outputs that one vector of a panel holds.
@@ -50,11 +61,33 @@ struct Product {
     const PackedLinear* next;
 };
 
-// Rows as tiles read them: depth_of scalars each, `stride` scalars apart.
+// Rows as tiles read them, `stride` scalars apart.
 template <class T>
 struct Scalars {
     const typename T::Scalar* first;
     int64_t stride;
+};
+
+constexpr int64_t kLineSpread = 2048;  // bytes; see in_place
+
+// How rows become what tiles read.
+template <class T>
+struct Rows {
+    // Whether a product may read its rows where they are: if neighbouring elements are a scalar,
+    // and rows do not lie so that all of a tile's go into the same few lines of the cache.
+    static bool in_place(const Product& product) {
+        const int64_t stride = product.x_stride, bytes = sizeof(typename T::Element);
+        return sizeof(typename T::Scalar) == sizeof(typename T::Lane) &&
+               product.linear.in_features % T::kPerLane == 0 && stride % T::kPerLane == 0 &&
+               stride * bytes % kLineSpread != 0;
+    }
+    static int64_t scalars(int64_t in_features) { return depth_of<T>(in_features); }
+    static void pack(const typename T::Element* from, int64_t in_features,
+                     typename T::Scalar* to) {
+        for_pieces(in_features, [&](int64_t i, int size) {
+            T::scalars(to + i / T::kPerLane, read<T>(from + i, size));
+        });
+    }
 };
 
 // Apply `body` to the numbers below N, each a constant, so that arrays by them stay in registers.
@@ -143,42 +176,45 @@ INLINE void write_tile(const Product& product, const Floats (&sums)[R][kPanelVec
 }
 
 template <class T, int R>
-void multiply_tile(const Product& product, Scalars<T> x, const typename T::Lane* lanes,
-                   Ahead<T> ahead, int64_t row, int64_t panel) {
-    Floats sums[R][kPanelVectors] = {};
-    // A pointer for every four rows: there are not enough registers for one each.
-    constexpr int kPointers = (R + 3) / 4;
-    const typename T::Scalar* rows[kPointers];
-    repeat<kPointers>([&](auto i) { rows[i] = x.first + (row + 4 * i) * x.stride; });
-    const auto add_products = [&]() __attribute__((always_inline)) {
-        typename T::Wide weights[kPanelVectors];
-        repeat<kPanelVectors>([&](auto v) {
-            weights[v] = T::lanes(lanes + v * kLanes, 0xffffffffu);
-        });
-        repeat<R>([&](auto r) {
-            const typename T::Scalar scalar = rows[r / 4][r % 4 * x.stride];
-            repeat<kPanelVectors>(
-                [&](auto v) { sums[r][v] = T::dot(sums[r][v], weights[v], scalar); });
-        });
-        lanes += kPanelOutputs;
-        repeat<kPointers>([&](auto i) { ++rows[i]; });
-    };
-    int64_t left = depth_of<T>(product.linear.in_features);
-    // Fetches are spread over the tile: at once they would hold up its own loads.
-    int64_t fetched = ahead.steps.end - ahead.steps.begin;
-    fetched = fetched < left ? fetched : left;
-    if (fetched > 0) {
-        const int64_t gap = left / fetched;
-        const typename T::Lane* fetch = ahead.panel + ahead.steps.begin * kPanelOutputs;
-        left -= gap * fetched;
-        for (; fetched > 0; --fetched, fetch += kPanelOutputs) {
-            repeat<kPanelVectors>([&](auto v) { __builtin_prefetch(fetch + v * kLanes, 0, 2); });
-            for (int64_t step = 0; step < gap; ++step) add_products();
+struct Tile {
+    static void multiply(const Product& product, Scalars<T> x, const typename T::Lane* lanes,
+                         Ahead<T> ahead, int64_t row, int64_t panel) {
+        Floats sums[R][kPanelVectors] = {};
+        // A pointer for every four rows: there are not enough registers for one each.
+        constexpr int kPointers = (R + 3) / 4;
+        const typename T::Scalar* rows[kPointers];
+        repeat<kPointers>([&](auto i) { rows[i] = x.first + (row + 4 * i) * x.stride; });
+        const auto add_products = [&]() __attribute__((always_inline)) {
+            typename T::Wide weights[kPanelVectors];
+            repeat<kPanelVectors>([&](auto v) {
+                weights[v] = T::lanes(lanes + v * kLanes, 0xffffffffu);
+            });
+            repeat<R>([&](auto r) {
+                const typename T::Scalar scalar = rows[r / 4][r % 4 * x.stride];
+                repeat<kPanelVectors>(
+                    [&](auto v) { sums[r][v] = T::dot(sums[r][v], weights[v], scalar); });
+            });
+            lanes += kPanelOutputs;
+            repeat<kPointers>([&](auto i) { ++rows[i]; });
+        };
+        int64_t left = depth_of<T>(product.linear.in_features);
+        // Fetches are spread over the tile: at once they would hold up its own loads.
+        int64_t fetched = ahead.steps.end - ahead.steps.begin;
+        fetched = fetched < left ? fetched : left;
+        if (fetched > 0) {
+            const int64_t gap = left / fetched;
+            const typename T::Lane* fetch = ahead.panel + ahead.steps.begin * kPanelOutputs;
+            left -= gap * fetched;
+            for (; fetched > 0; --fetched, fetch += kPanelOutputs) {
+                repeat<kPanelVectors>(
+                    [&](auto v) { __builtin_prefetch(fetch + v * kLanes, 0, 2); });
+                for (int64_t step = 0; step < gap; ++step) add_products();
+            }
         }
+        for (; left > 0; --left) add_products();
+        write_tile<T, R>(product, sums, row, panel);
     }
-    for (; left > 0; --left) add_products();
-    write_tile<T, R>(product, sums, row, panel);
-}
+};
 
 template <class T>
 using TileFunction = void (*)(const Product&, Scalars<T>, const typename T::Lane*, Ahead<T>,
@@ -187,9 +223,9 @@ using TileFunction = void (*)(const Product&, Scalars<T>, const typename T::Lane
 template <class T, int R>
 TileFunction<T> tile_function(int64_t rows) {
     if constexpr (R == 1)
-        return multiply_tile<T, 1>;
+        return Tile<T, 1>::multiply;
     else
-        return rows == R ? multiply_tile<T, R> : tile_function<T, R - 1>(rows);
+        return rows == R ? Tile<T, R>::multiply : tile_function<T, R - 1>(rows);
 }
 
 }  // namespace

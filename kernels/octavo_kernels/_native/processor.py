@@ -28,7 +28,7 @@ _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
 
 INSTRUCTION_SETS = (
-    InstructionSet("avx512-bf16", (*_AVX512, "avx512_bf16")),
+    InstructionSet("avx512-bf16", (*_AVX512, "avx512_bf16", "avx512_vnni")),
     InstructionSet("avx512", _AVX512),
     InstructionSet("avx2", _AVX2),
     InstructionSet("portable", ()),

@@ -26,6 +26,7 @@ from octavo.sampling.random import fork_seeds
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.output import SchedulerOutput
 from octavo_kernels import AttentionBackend, KVCache
+from octavo_kernels._native.library import native_library
 
 Trace = list[tuple[int, TokenLogprobs]]
 """Each output token and its log-probabilities."""
@@ -40,6 +41,11 @@ TINY = [
     pytest.param(("qwen3", "float32"), id="qwen3-float32"),
     pytest.param(("mistral", "float32"), id="mistral-window-float32"),
     pytest.param(("mistral", "bfloat16"), id="mistral-window-bfloat16"),
+    pytest.param(
+        ("llama", "bfloat16", 1, "int8"),
+        id="llama-int8",
+        marks=pytest.mark.skipif(native_library() is None, reason="no native code is built here"),
+    ),
 ]
 DEMO = [
     pytest.param(("demo", "float32"), id="demo-float32"),
@@ -228,10 +234,13 @@ def load_model(checkpoints, drive, make_prompts) -> Callable[..., ModelUnderTest
     """Return the model of a name in a dtype, loaded on first use."""
 
     @cache
-    def load(name: str, dtype: str, cpu_threads: int = 1) -> ModelUnderTest:
+    def load(
+        name: str, dtype: str, cpu_threads: int = 1, quantization: str = "none"
+    ) -> ModelUnderTest:
         options = {
             "model": str(checkpoints[name]),
             "dtype": dtype,
+            "quantization": quantization,
             "cpu_threads": cpu_threads,
             "max_model_len": 512,
         }
