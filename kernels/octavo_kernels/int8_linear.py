@@ -38,10 +38,10 @@ def int8_linear_reference(
     """Multiply x [rows, in] by weight [out, in] transposed, both quantised, and add bias [out]."""
     padding = (0, -x.shape[1] % GROUP_INPUTS)
     integers, scales = quantize_reference(weight)
-    weights = F.pad(integers, padding).double().split(GROUP_INPUTS, dim=1)
+    weights = torch.split(F.pad(integers, padding).double(), GROUP_INPUTS, dim=1)
     total = torch.zeros(len(x), len(weight))
     for group, weights_of_group in zip(
-        F.pad(x, padding).split(GROUP_INPUTS, dim=1), weights, strict=True
+        torch.split(F.pad(x, padding), GROUP_INPUTS, dim=1), weights, strict=True
     ):
         own, scale = quantize_reference(group)
         total += (own.double() @ weights_of_group.T).float() * scale
