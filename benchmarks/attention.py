@@ -132,11 +132,19 @@ def make_calls(
     return calls
 
 
+def count(text: str) -> int:
+    """Return a number from 1 on."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not at least 1")
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--runs", type=count, default=100)
+    parser.add_argument("--layers", type=count, default=8)
+    parser.add_argument("--block-size", type=count, default=16)
     parser.add_argument("--all-backends", action="store_true")
     options = parser.parse_args()
     backends = make_backends(options)

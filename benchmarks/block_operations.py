@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator
 import click
 import numpy as np
 from quiet import QuietWatch
+from script_options import COUNT
 
 from octavo.cache.block_hash import BlockKey, block_key, chain_hash, root_hash
 from octavo.cache.block_pool import BlockPool
@@ -214,7 +215,7 @@ def measure(run: Callable[[], object], sweep: bool) -> float:
 
 
 @click.command()
-@click.option("--repeats", default=31, show_default=True)
+@click.option("--repeats", default=31, show_default=True, type=COUNT)
 @click.option("--warm", is_flag=True, help="Leave out the sweep of the processor's caches.")
 def main(repeats: int, warm: bool) -> None:
     """Time block operations in pools of three sizes."""

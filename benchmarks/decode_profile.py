@@ -22,6 +22,7 @@ import torch
 from benchmarks.in_process import draw_prompt, load_engine, make_request
 from benchmarks.quiet import quietly
 from benchmarks.scheduling import time_steps
+from benchmarks.script_options import COUNT, Counts
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine
@@ -200,12 +201,13 @@ def profile(engine: Engine, model: LoadedModel, batch: int, context: int, rounds
 
 
 @click.command()
-@click.option("--batches", default="1,8,32,64", show_default=True)
-@click.option("--context", default=200, show_default=True)
-@click.option("--rounds", default=30, show_default=True)
-def main(batches: str, context: int, rounds: int) -> None:
+@click.option("--batches", "sizes", default="1,8,32,64", show_default=True, type=Counts())
+@click.option("--context", default=200, show_default=True, type=COUNT)
+@click.option("--rounds", default=30, show_default=True, type=COUNT)
+def main(sizes: list[int], context: int, rounds: int) -> None:
     """Print the table."""
-    sizes = [int(size) for size in batches.split(",")]
+    if context <= rounds // 2:
+        raise click.UsageError(f"--context {context} leaves no prompt for --rounds {rounds}")
     engine = load_engine(max_num_seqs=max(sizes), max_num_batched_tokens=1024)
     model = load_model(EngineConfig.from_mapping({"model": str(demo_checkpoint())}))
     if not model.attention.name.startswith("native"):

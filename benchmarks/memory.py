@@ -28,6 +28,7 @@ from pathlib import Path
 
 import click
 from benchmarks.dry_run import make_scheduler, play
+from benchmarks.script_options import COUNT, OutputFile
 from benchmarks.workload import Job, mixed_workload
 
 from octavo.cache.kv_cache_manager import KVCacheManager
@@ -100,7 +101,7 @@ class Pressure:
 
 
 @click.command()
-@click.option("--requests", default=1024, show_default=True)
+@click.option("--requests", default=1024, show_default=True, type=COUNT)
 @click.option(
     "--blocks",
     default=1024,
@@ -108,8 +109,8 @@ class Pressure:
     type=click.IntRange(min=max(RESERVED_TOKENS) // BLOCK_SIZE),
     help="Device blocks of 16 slots.",
 )
-@click.option("--seed", default=0, show_default=True)
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0))
+@click.option("--json", "json_path", type=OutputFile(), help="Write figures here.")
 def main(requests: int, blocks: int, seed: int, json_path: Path | None) -> None:
     """Count slots, sequences and preemptions."""
     jobs = mixed_workload(seed, requests)

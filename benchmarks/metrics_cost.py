@@ -17,6 +17,7 @@ import click
 import numpy as np
 import psutil
 import tritonclient.grpc as triton_grpc
+from script_options import COUNT
 
 from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
@@ -59,7 +60,7 @@ class TritonPythonModel:
 
 
 @click.command()
-@click.option("--rounds", default=5, show_default=True, help="Turns of each rate.")
+@click.option("--rounds", default=5, show_default=True, type=COUNT, help="Turns of each rate.")
 def main(rounds: int) -> None:
     """Print the CPU that samples take, as a share of a core."""
     with tempfile.TemporaryDirectory() as folder:

@@ -33,6 +33,7 @@ from benchmarks.peers.report import Spread, machine
 from benchmarks.peers.side import Reply, Resources, Side
 from benchmarks.peers.transformers_side import BATCH_SIZE, StaticSide, ThisEnvironment
 from benchmarks.quiet import MOST_ATTEMPTS, QuietWatch
+from benchmarks.script_options import COUNT, QUICK_HELP, QUICK_NOTE, OutputFile, OutputFolder
 from benchmarks.workload import mixed_workload
 
 MIXED = WORKLOADS[0]
@@ -43,7 +44,7 @@ RESERVED_TOKENS = 2048
 NUM_COUNTED_REQUESTS, NUM_COUNTED_BLOCKS, BLOCK_SIZE = 1024, 1024, 16
 """As `benchmarks.memory` counts by default."""
 WARM_UP_PLAY = 1_000_000
-TABLE = "static batching"
+PAGE, TABLE = "scaling.md", "static batching"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,10 @@ class Row:
 
 
 @click.command()
-@click.option("--rounds", default=5, show_default=True, help="Plays of each side.")
-@click.option("--quick", is_flag=True, help="Few requests and short answers, to try it out.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
-@click.option(
-    "--docs", type=click.Path(path_type=Path, file_okay=False), help="Write the page's table here."
-)
+@click.option("--rounds", default=5, show_default=True, type=COUNT, help="Plays of each side.")
+@click.option("--quick", is_flag=True, help=QUICK_HELP)
+@click.option("--json", "json_path", type=OutputFile(), help="Write figures here.")
+@click.option("--docs", type=OutputFolder(PAGE), help="Write the page's table here.")
 def main(rounds: int, quick: bool, json_path: Path | None, docs: Path | None) -> None:
     """Compare memory, latencies and output tokens per second."""
     resources = Resources(tuple(sorted(os.sched_getaffinity(0))), KV_BYTES)
@@ -91,11 +90,13 @@ def main(rounds: int, quick: bool, json_path: Path | None, docs: Path | None) ->
         ["", "Octavo", f"static batches of {BATCH_SIZE}", "ratio", "aim"],
         [[row.figure, row.octavo, row.static, f"{row.ratio:.2f}", row.aim] for row in rows],
     )
+    if quick:
+        click.echo(QUICK_NOTE)
     click.echo(table)
     if json_path is not None:
         json_path.write_text(json.dumps(figures(plays, rows, versions), indent=2) + "\n")
     if docs is not None:
-        write_table(docs / "scaling.md", TABLE, table)
+        write_table(docs / PAGE, TABLE, table)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import click
 from benchmarks.dry_run import make_scheduler
+from benchmarks.script_options import COUNT
 from benchmarks.workload import Job, mixed_workload
 
 from octavo.cache.kv_cache_manager import KVCacheManager
@@ -93,7 +94,7 @@ def _land(scheduler: Scheduler, output: SchedulerOutput) -> None:
 
 
 @click.command()
-@click.option("--stages", default=NUM_STAGES, show_default=True)
+@click.option("--stages", default=NUM_STAGES, show_default=True, type=COUNT)
 def main(stages: int) -> None:
     """Print idle shares of the mixed workload, and of long answers to short prompts."""
     workloads = {

@@ -27,6 +27,7 @@ import click
 import numpy as np
 from in_process import Answer, answer_all, draw_prompt, load_engine
 from quiet import quietly
+from script_options import COUNT, OutputFile
 
 from octavo.engine import Engine
 
@@ -81,9 +82,9 @@ def working_set(engine: Engine, random: np.random.Generator) -> list[Answer]:
 
 
 @click.command()
-@click.option("--rounds", default=3, show_default=True, help="Rounds of each side.")
-@click.option("--threads", type=int, help="CPU threads; by default all.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
+@click.option("--rounds", default=3, show_default=True, type=COUNT, help="Rounds of each side.")
+@click.option("--threads", type=COUNT, help="CPU threads; by default all.")
+@click.option("--json", "json_path", type=OutputFile(), help="Write figures here.")
 def main(rounds: int, threads: int | None, json_path: Path | None) -> None:
     """Compare tokens computed and time to first token."""
     base = {"max_num_seqs": NUM_REQUESTS, "cpu_threads": threads, "swap_space_bytes": 0}

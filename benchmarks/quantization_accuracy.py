@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 import torch
+from benchmarks.script_options import COUNT
 
 from octavo import LLM
 from octavo.llm import Completion
@@ -100,9 +101,21 @@ def row_of(name: str, scores: Scores, exact: Scores) -> str:
 
 
 @click.command()
-@click.option("--windows", default=16, show_default=True, help="Pieces of text.")
-@click.option("--window-tokens", default=512, show_default=True, help="Tokens in each.")
-@click.option("--answer-tokens", default=32, show_default=True, help="Tokens of each answer.")
+@click.option("--windows", default=16, show_default=True, type=COUNT, help="Pieces of text.")
+@click.option(
+    "--window-tokens",
+    default=512,
+    show_default=True,
+    type=click.IntRange(min=2),
+    help="Tokens in each.",
+)
+@click.option(
+    "--answer-tokens",
+    default=32,
+    show_default=True,
+    type=COUNT,
+    help="Tokens of each answer.",
+)
 def main(windows: int, window_tokens: int, answer_tokens: int) -> None:
     """Print perplexities, and differences from float32."""
     texts = windows_of_text(windows, window_tokens)

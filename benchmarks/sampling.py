@@ -19,6 +19,7 @@ from functools import partial
 import click
 import torch
 from quiet import QuietWatch
+from script_options import COUNT
 
 from octavo_kernels import (
     Penalties,
@@ -157,9 +158,9 @@ def measure(call: Call) -> float:
 
 
 @click.command()
-@click.option("--rows", default=64, show_default=True)
-@click.option("--vocab", default=49_152, show_default=True)
-@click.option("--repeats", default=31, show_default=True)
+@click.option("--rows", default=64, show_default=True, type=COUNT)
+@click.option("--vocab", default=49_152, show_default=True, type=click.IntRange(min=NUM_SEEN))
+@click.option("--repeats", default=31, show_default=True, type=COUNT)
 def main(rows: int, vocab: int, repeats: int) -> None:
     """Time the choice of a step's tokens."""
     torch.manual_seed(0)

@@ -18,6 +18,7 @@ from typing import Any
 import click
 from in_process import load_engine
 from quiet import QuietWatch
+from script_options import COUNT
 
 from octavo.engine import Engine
 from octavo.local.demo_model import demo_checkpoint
@@ -81,10 +82,10 @@ def time_steps(engine: Engine, prompts: list[list[int]], params: SamplingParams)
 
 
 @click.command()
-@click.option("--sequences", default=64, show_default=True)
-@click.option("--prompt-tokens", default=1000, show_default=True)
-@click.option("--steps", default=12, show_default=True)
-@click.option("--rounds", default=7, show_default=True)
+@click.option("--sequences", default=64, show_default=True, type=COUNT)
+@click.option("--prompt-tokens", default=1000, show_default=True, type=COUNT)
+@click.option("--steps", default=12, show_default=True, type=click.IntRange(min=2))
+@click.option("--rounds", default=7, show_default=True, type=COUNT)
 def main(sequences: int, prompt_tokens: int, steps: int, rounds: int) -> None:
     """Time steps with and without sampling parameters."""
     engine = load_engine(

@@ -21,19 +21,25 @@ from benchmarks.doc_tables import write_table
 from benchmarks.peers.report import machine
 from benchmarks.queue_curve import QUEUE
 from benchmarks.quiet import MOST_FOREIGN_SHARE
+from benchmarks.script_options import QUICK_NOTE, OutputFolder
 from benchmarks.served_curves import CONCURRENCY, POOL
 
+PAGE = "scaling.md"
 CURVES = {curve.name: curve for curve in (CONCURRENCY, CONTEXT, POOL, QUEUE)}
 
 
 @click.command()
 @click.option("--curve", "names", multiple=True, type=click.Choice(list(CURVES)), help="Only this.")
-@click.option("--quick", is_flag=True, help="Few and rough points, to try it out.")
 @click.option(
-    "--docs", type=click.Path(path_type=Path, file_okay=False), help="Write tables and plots here."
+    "--quick",
+    is_flag=True,
+    help="Few and rough points, to try it out; such figures compare with no others.",
 )
+@click.option("--docs", type=OutputFolder(PAGE), help="Write tables and plots here.")
 def main(names: tuple[str, ...], quick: bool, docs: Path | None) -> None:
     """Measure curves."""
+    if quick:
+        click.echo(QUICK_NOTE)
     for name in names or tuple(CURVES):
         curve = CURVES[name]
         points = []
@@ -59,9 +65,10 @@ def write(curve: Curve, points: list[Point], docs: Path) -> None:
         "machine": machine(),
         "points": points,
     }
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(figures, indent=2) + "\n")
     draw(curve, points, path.with_suffix(".png"))
-    write_table(docs / "scaling.md", curve.name, table_of(curve, points))
+    write_table(docs / PAGE, curve.name, table_of(curve, points))
 
 
 def figures_path(curve: Curve, docs: Path) -> Path:

@@ -16,6 +16,7 @@ import time
 import click
 from benchmarks.dry_run import make_scheduler
 from benchmarks.quiet import quietly
+from benchmarks.script_options import COUNT, Amount
 
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.executor.batch import BatchBuilder
@@ -35,9 +36,9 @@ Timings = dict[str, list[float]]
 
 
 @click.command()
-@click.option("--sequences", default=256, show_default=True)
-@click.option("--steps", default=1000, show_default=True)
-@click.option("--limit-us", type=float, help="Fail if schedule and build together take longer.")
+@click.option("--sequences", default=256, show_default=True, type=COUNT)
+@click.option("--steps", default=1000, show_default=True, type=click.IntRange(min=2))
+@click.option("--limit-us", type=Amount(), help="Fail if schedule and build together take longer.")
 def main(sequences: int, steps: int, limit_us: float | None) -> None:
     """Time schedule, build and update."""
     timings, watch = quietly(lambda: time_steps(sequences, steps))

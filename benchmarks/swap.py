@@ -25,6 +25,7 @@ import click
 import numpy as np
 from in_process import draw_prompt, load_runner, make_request
 from quiet import quietly
+from script_options import COUNT, OutputFile
 
 from octavo.engine import Engine
 from octavo.scheduler.preemption import PreemptionCosts
@@ -51,10 +52,18 @@ class Comparison:
 
 
 @click.command()
-@click.option("--runs", default=5, show_default=True, help="Preemptions of each kind a context.")
-@click.option("--threads", type=int, help="CPU threads; by default all.")
-@click.option("--longest", default=max(CONTEXTS), show_default=True, help="Longest context.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
+@click.option(
+    "--runs", default=5, show_default=True, type=COUNT, help="Preemptions of each kind a context."
+)
+@click.option("--threads", type=COUNT, help="CPU threads; by default all.")
+@click.option(
+    "--longest",
+    default=max(CONTEXTS),
+    show_default=True,
+    type=click.IntRange(min(CONTEXTS), max(CONTEXTS)),
+    help="Longest context.",
+)
+@click.option("--json", "json_path", type=OutputFile(), help="Write figures here.")
 def main(runs: int, threads: int | None, longest: int, json_path: Path | None) -> None:
     """Compare swap with recomputation."""
     contexts = [context for context in CONTEXTS if context <= longest]

@@ -24,6 +24,7 @@ import numpy as np
 from demo_server import serving
 from matplotlib import pyplot as plt
 from quiet import MOST_ATTEMPTS, QuietWatch
+from script_options import OutputFile, OutputFolder
 from workload import Job, mixed_workload
 
 from octavo.local.triton_server import TritonServer
@@ -67,8 +68,8 @@ class Point:
 
 @click.command()
 @click.option("--only", multiple=True, type=click.Choice(list(SWEEPS)), help="These options only.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
-@click.option("--plots", type=click.Path(path_type=Path), help="Write one plot an option here.")
+@click.option("--json", "json_path", type=OutputFile(), help="Write figures here.")
+@click.option("--plots", type=OutputFolder(), help="Write one plot an option here.")
 def main(only: tuple[str, ...], json_path: Path | None, plots: Path | None) -> None:
     """Measure throughput and latencies over engine options."""
     jobs = mixed_workload(SEED)

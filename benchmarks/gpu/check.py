@@ -12,6 +12,7 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import subprocess
@@ -69,8 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="run fewer cases")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--minutes", type=float, default=10.0, help="stop after so many (10)")
-    parser.add_argument("--output", type=Path, help="write the report here too")
+    parser.add_argument("--minutes", type=_minutes, default=10.0, help="stop after so many (10)")
+    parser.add_argument("--output", type=_output_file, help="write the report here too")
     parser.add_argument("--part", choices=tuple(PARTS), help=argparse.SUPPRESS)
     parser.add_argument("--sections", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=3600.0, help=argparse.SUPPRESS)
@@ -83,6 +84,20 @@ def _part_names(text: str) -> list[str]:
         if name not in PARTS:
             raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PARTS)}")
     return names
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0 < minutes < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
+    return minutes
+
+
+def _output_file(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
+    return path
 
 
 def _run_here(options: argparse.Namespace) -> int:

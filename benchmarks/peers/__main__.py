@@ -25,6 +25,7 @@ from benchmarks.peers.report import Results, SideFacts, markdown, write_json
 from benchmarks.peers.side import Resources, Side, Unavailable
 from benchmarks.peers.transformers_side import ContinuousSide, StaticSide
 from benchmarks.peers.vllm_side import VllmSide, VllmZenSide
+from benchmarks.script_options import COUNT, QUICK_HELP, Amount, OutputFolder
 
 KV_BYTES = 512 * 2**20
 SIDES = (
@@ -64,12 +65,12 @@ class Names(click.ParamType[list[str]]):
 @click.option(
     "--workloads", type=Names(WORKLOAD_NAMES), default=",".join(WORKLOAD_NAMES), show_default=True
 )
-@click.option("--rounds", default=3, show_default=True, help="Plays of each workload and side.")
-@click.option("--quick", is_flag=True, help="Few requests and short answers, to try it out.")
-@click.option("--capacity", type=float, help="Requests/s that Poisson arrivals are a share of.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=FOLDER / "report", help="Folder to write to."
+    "--rounds", default=3, show_default=True, type=COUNT, help="Plays of each workload and side."
 )
+@click.option("--quick", is_flag=True, help=QUICK_HELP)
+@click.option("--capacity", type=Amount(), help="Requests/s that Poisson arrivals are a share of.")
+@click.option("--out", type=OutputFolder(), default=FOLDER / "report", help="Folder to write to.")
 def main(
     peers: list[str],
     workloads: list[str],
@@ -85,7 +86,6 @@ def main(
     has_arrivals = any(workload.capacity_share is not None for workload in chosen)
     if has_arrivals and capacity is None and CAPACITY_WORKLOAD not in workloads:
         raise click.UsageError("Poisson arrivals need --capacity or the workload mixed")
-    out.mkdir(parents=True, exist_ok=True)
     measurement = Measurement(Plan(chosen, rounds, quick, capacity), click.echo)
     resources = Resources(tuple(sorted(os.sched_getaffinity(0))), KV_BYTES)
     sides: list[Side] = [make(resources) for make in SIDES if make.name in peers]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 from benchmarks.quiet import QuietWatch
+from benchmarks.script_options import Amount, OutputFile
 from benchmarks.soak import processes, report
 from benchmarks.soak.faults import Outage, Schedule, play
 from benchmarks.soak.processes import Held
@@ -147,15 +148,39 @@ def gauges(server: TritonServer) -> dict[str, float]:
 
 
 @click.command()
-@click.option("--minutes", default=15.0, show_default=True, help="Length of the load.")
-@click.option("--kill-every", default=180.0, show_default=True, help="Seconds between two kills.")
-@click.option("--reloads", default=2, show_default=True, help="Times to unload and load.")
-@click.option("--capacity-s", default=30.0, show_default=True, help="Seconds to find the capacity.")
 @click.option(
-    "--warm-up-s", default=60.0, show_default=True, help="Age at which a process is warm."
+    "--minutes", default=15.0, show_default=True, type=Amount(), help="Length of the load."
+)
+@click.option(
+    "--kill-every",
+    default=180.0,
+    show_default=True,
+    type=Amount(),
+    help="Seconds between two kills.",
+)
+@click.option(
+    "--reloads",
+    default=2,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Times to unload and load.",
+)
+@click.option(
+    "--capacity-s",
+    default=30.0,
+    show_default=True,
+    type=Amount(),
+    help="Seconds to find the capacity.",
+)
+@click.option(
+    "--warm-up-s",
+    default=60.0,
+    show_default=True,
+    type=Amount(zero=True),
+    help="Age at which a process is warm.",
 )
 @click.option("--model", default="demo", show_default=True, help="Checkpoint to serve.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write everything here.")
+@click.option("--json", "json_path", type=OutputFile(), help="Write everything here.")
 def main(
     minutes: float,
     kill_every: float,
