@@ -4,10 +4,12 @@
     python benchmarks/gate.py v0.1.0 HEAD     one revision against another
 
 Both are loaded side by side and play in pairs (A B, B A, …), so that what else the machine does
-falls on both. Prints the median of the pairs' ratios of CPU seconds and of wall seconds, with the
-interval that holds the median of such pairs 95 times in 100, and whether the tokens are the same.
-Each has one thread: then CPU seconds count work and no waiting, and suffer least from other
-processes. Not a test: nothing passes or fails.
+falls on both. Where memory lies differs from process to process, which alone can make two builds of
+the same code differ by 4 or 5 %; so every few pairs have fresh processes. Prints the median of the
+pairs' ratios of CPU seconds and of wall seconds, with the interval that holds the median of such
+processes 95 times in 100, and whether the tokens are the same. Each has one thread: then CPU
+seconds count work and no waiting, and suffer least from other processes. Not a test: nothing passes
+or fails.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 import numpy as np
+from script_options import COUNT
 
 ROOT = Path(__file__).parents[1]
 WORKING_TREE = "the working tree"
@@ -41,35 +45,62 @@ class Turn:
     """Checksum of every answer's token ids."""
 
 
+class Revision(click.ParamType[str]):
+    """What git knows as a commit, or the working tree."""
+
+    name = "revision"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Ask git."""
+        if value != WORKING_TREE:
+            command = ["git", "rev-parse", "--verify", "--quiet", f"{value}^{{commit}}"]
+            if subprocess.run(command, cwd=ROOT, capture_output=True).returncode != 0:
+                self.fail(f"{value!r} is no revision of this repository", param, ctx)
+        return value
+
+
 @click.command()
-@click.argument("before")
-@click.argument("after", default=WORKING_TREE)
-@click.option("--pairs", default=10, show_default=True, help="Plays of each revision.")
-def main(before: str, after: str, pairs: int) -> None:
+@click.argument("before", type=Revision())
+@click.argument("after", type=Revision(), default=WORKING_TREE)
+@click.option(
+    "--processes",
+    default=5,
+    show_default=True,
+    type=COUNT,
+    help="Fresh processes of each revision.",
+)
+@click.option("--pairs", default=2, show_default=True, type=COUNT, help="Plays of each process.")
+def main(before: str, after: str, processes: int, pairs: int) -> None:
     """Compare the engine of revision BEFORE with that of AFTER, by default the working tree."""
     with ExitStack() as stack:
-        sides = [stack.enter_context(loaded(revision)) for revision in (before, after)]
-        for side in sides:
-            play(side)
-        turns = list(play_pairs(sides, pairs))
+        folders = [stack.enter_context(checkout(revision)) for revision in (before, after)]
+        turns = [play_afresh(folders, pairs) for _ in range(processes)]
     report(before, after, turns)
 
 
+def play_afresh(folders: Sequence[Path], pairs: int) -> list[tuple[Turn, Turn]]:
+    """Return the turns of one fresh process of each side, after one play that counts nowhere."""
+    with ExitStack() as stack:
+        sides = [stack.enter_context(loaded(folder)) for folder in folders]
+        for side in sides:
+            play(side)
+        return list(play_pairs(sides, pairs))
+
+
 @contextmanager
-def loaded(revision: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a worker with the packages of a revision, and wait until its model is loaded."""
-    with checkout(revision) as folder:
-        packages = [str(folder / name) for name in ("backend", "kernels", "client")]
-        worker = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("gate_worker.py"))],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(packages)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with worker:
-            answer(worker)
-            yield worker
+def loaded(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start a worker with the packages of a folder, and wait until its model is loaded."""
+    packages = [str(folder / name) for name in ("backend", "kernels", "client")]
+    worker = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("gate_worker.py"))],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(packages)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with worker:
+        answer(worker)
+        yield worker
 
 
 @contextmanager
@@ -93,7 +124,6 @@ def play_pairs(sides: Sequence[subprocess.Popen[str]], pairs: int) -> Iterator[t
         turns = {index: play(sides[index]) for index in order}
         yield turns[0], turns[1]
         click.echo(".", nl=False, err=True)
-    click.echo(err=True)
 
 
 def play(side: subprocess.Popen[str]) -> Turn:
@@ -114,28 +144,36 @@ def answer(side: subprocess.Popen[str]) -> dict[str, float]:
     return figures
 
 
-def report(before: str, after: str, turns: Sequence[tuple[Turn, Turn]]) -> None:
-    """Print how the second revision compares with the first."""
-    click.echo(f"{after} against {before}, {len(turns)} pairs; below 1 is faster")
+def report(before: str, after: str, turns: Sequence[Sequence[tuple[Turn, Turn]]]) -> None:
+    """Print how the second revision compares with the first, from the turns of each process."""
+    pairs = list(chain.from_iterable(turns))
+    click.echo(err=True)
+    click.echo(
+        f"{after} against {before}, {len(pairs)} pairs in {len(turns)} processes each; "
+        "below 1 is faster"
+    )
     for name, read in (("CPU", lambda turn: turn.cpu_s), ("wall", lambda turn: turn.wall_s)):
-        ratios = [read(second) / read(first) for first, second in turns]
+        ratios = [[read(second) / read(first) for first, second in each] for each in turns]
         low, high = interval(ratios)
-        seconds = [statistics.median(map(read, side)) for side in zip(*turns, strict=True)]
+        seconds = [statistics.median(map(read, side)) for side in zip(*pairs, strict=True)]
         click.echo(
-            f"  {name:4} ratio {statistics.median(ratios):.3f}  [{low:.3f}, {high:.3f}]   "
+            f"  {name:4} ratio {np.median(ratios):.3f}  [{low:.3f}, {high:.3f}]   "
             f"{seconds[0]:.2f} s -> {seconds[1]:.2f} s"
         )
-    sums = [{turn.tokens for turn in side} for side in zip(*turns, strict=True)]
+    sums = [{turn.tokens for turn in side} for side in zip(*pairs, strict=True)]
     click.echo(
         f"  tokens {'are the same' if sums[0] == sums[1] and len(sums[0]) == 1 else 'DIFFER'}"
     )
 
 
-def interval(ratios: Sequence[float]) -> tuple[float, float]:
-    """Return the bootstrap's 95 % interval of the median."""
+def interval(ratios: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the bootstrap's 95 % interval of the median of ratios [processes, pairs].
+
+    Processes are drawn and not pairs: those of one process are alike.
+    """
     random = np.random.default_rng(0)
-    drawn = random.choice(np.asarray(ratios), size=(RESAMPLES, len(ratios)))
-    low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])
+    drawn = random.integers(len(ratios), size=(RESAMPLES, len(ratios)))
+    low, high = np.percentile(np.median(np.asarray(ratios)[drawn], axis=(1, 2)), [2.5, 97.5])
     return float(low), float(high)
 
 

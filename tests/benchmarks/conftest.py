@@ -3,4 +3,7 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+# Those that are run by their path import what lies beside them.
+sys.path.append(str(ROOT / "benchmarks"))
