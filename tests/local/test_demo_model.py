@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from octavo.errors import ConfigError
 from octavo.local.demo_model import demo_checkpoint, resolve_model
 
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarking.md"
 HEADS = {"attn_q": 9, "attn_k": 3}
 NAMES = {
     "attn_norm": "input_layernorm",
@@ -143,6 +147,17 @@ def test_names_lead_to_checkpoints_and_hub_ids_stay(checkpoint: Path, tmp_path: 
     assert resolve_model("demo") == str(checkpoint)
     assert resolve_model(str(tmp_path)) == str(tmp_path)
     assert resolve_model("meta-llama/Llama-3.2-1B") == "meta-llama/Llama-3.2-1B"
+
+
+def test_load_tools_get_the_checkpoint_by_the_command_that_their_page_shows(
+    checkpoint: Path,
+) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    commands = re.findall(r"^checkpoint=\$\(\.venv/bin/python (.*)\)$", page, re.M)
+    assert re.findall(r"--tokenizer (\S+)", page) == ['"$checkpoint"'] * len(commands)
+    (command,) = set(commands)
+    printed = subprocess.check_output([sys.executable, *shlex.split(command)], text=True)
+    assert printed == f"{checkpoint}\n"
 
 
 def test_a_gguf_name_leads_to_its_conversion(checkpoint: Path, reader: GGUFReader) -> None:

@@ -47,7 +47,8 @@ def bench(
     """Drive a running server and report its latencies and its throughput.
 
     Requests stream over gRPC. One that fails is counted and ends nothing; Ctrl-C reports what
-    there is. Exit codes: 0 all went as planned, 1 a request failed, 130 stopped by Ctrl-C.
+    there is. Exit codes: 0 all went as planned, 1 a request failed or no model was ready, 2 wrong
+    options, 130 stopped by Ctrl-C.
     """
     settings = settings_from(options)
     try:
