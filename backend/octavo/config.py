@@ -64,7 +64,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     """Memory in bytes for a rank's KV blocks; absent on CPU: a quarter of the free, up to 4 GiB."""
     swap_space_bytes: int | None = None
-    """Host memory in bytes for a rank's KV off a GPU; absent: a tenth of the free, up to 4 GiB."""
+    """Host bytes for a rank's KV; absent: 10 % of the free, up to 4 GiB; 0 on CPU unless `swap`."""
     enable_prefix_caching: bool = True
     """Reuse the KV of prompts and answers that begin alike."""
     preemption_mode: str = "auto"
