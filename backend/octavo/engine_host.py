@@ -45,7 +45,8 @@ def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
     into finding them. A setting of the user's own stays; C libraries other than glibc ignore it.
     """
     set_already = environment.get(TUNABLES, "")
-    added = [each for each in HUGE_PAGES if each.partition("=")[0] not in set_already]
+    chosen = {each.partition("=")[0] for each in set_already.split(":")}
+    added = [each for each in HUGE_PAGES if each.partition("=")[0] not in chosen]
     return {**environment, TUNABLES: ":".join(filter(None, (set_already, *added)))}
 
 
