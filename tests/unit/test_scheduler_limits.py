@@ -190,6 +190,105 @@ def test_a_full_queue_lets_in_who_goes_before_all_of_it_and_before_who_runs(make
     assert (driver.running, driver.waiting) == (["urgent"], ["runs", "waits"])
 
 
+def add_as_many_as_are_let_in(driver, priorities, prompt=5) -> int:
+    """Add a request of each priority, and return how many are not refused."""
+    num_let_in = 0
+    for priority in priorities:
+        try:
+            driver.add(f"at {priority}", prompt, priority=priority)
+        except QueueFull:
+            continue
+        num_let_in += 1
+    return num_let_in
+
+
+@pytest.fixture
+def full(make_scheduler):
+    """4 sequences of 6 tokens run at priority 0, and 2 of 5 tokens wait, which is the limit."""
+
+    def make(**limits):
+        driver = make_scheduler(policy="priority", max_num_seqs=4, **limits)
+        for name in "abcd":
+            driver.add(name)
+        driver.step()
+        for name in "ef":
+            driver.add(name)
+        with pytest.raises(QueueFull):
+            driver.add("g")
+        assert (driver.running, driver.waiting) == (list("abcd"), list("ef"))
+        return driver
+
+    return make
+
+
+def test_ever_more_urgent_requests_pass_a_full_queue_by_no_more_than_run(full):
+    driver = full(max_num_queued_requests=2)
+    assert add_as_many_as_are_let_in(driver, range(-1, -501, -1)) == 4
+    with pytest.raises(QueueFull, match=r"^6 requests wait and max_num_queued_requests is 2;"):
+        driver.add("g", priority=-501)
+    driver.step()
+    assert driver.running == ["at -4", "at -3", "at -2", "at -1"]
+    assert driver.waiting == list("abcdef")
+
+
+def test_those_who_made_room_and_wait_again_are_as_many_as_run_and_no_more(full):
+    driver = full(max_num_queued_requests=2)
+    lengths = []
+    for priority in range(-1, -51, -1):
+        add_as_many_as_are_let_in(driver, [priority])
+        driver.step()
+        lengths.append(len(driver.waiting))
+    assert lengths == [3, 4, 5, *[6] * 47]
+    assert driver.running == ["at -4", "at -3", "at -2", "at -1"]
+
+
+def test_without_a_full_queue_too_those_who_made_room_are_bounded(make_scheduler):
+    driver = make_scheduler(policy="priority", max_num_seqs=4, max_num_queued_requests=2)
+    lengths = []
+    for priority in range(50, 0, -1):
+        add_as_many_as_are_let_in(driver, [priority])
+        driver.step()
+        lengths.append(len(driver.waiting))
+    assert lengths == [0, 0, 0, 0, 1, 2, 3, 4, *[5] * 42]
+
+
+def test_equally_urgent_requests_pass_a_full_queue_while_there_are_places_to_take(full):
+    driver = full(max_num_queued_requests=2)
+    for name in "ghij":
+        driver.add(name, priority=-1)
+    with pytest.raises(QueueFull):
+        driver.add("k", priority=-1)
+    driver.step()
+    assert (driver.running, driver.waiting) == (list("ghij"), list("abcdef"))
+
+
+def test_places_are_only_those_of_the_less_urgent(make_scheduler):
+    driver = make_scheduler(policy="priority", max_num_seqs=4, max_num_queued_requests=0)
+    for name, priority in (("a", -9), ("b", -9), ("c", -9), ("d", 0)):
+        driver.add(name, priority=priority)
+    driver.step()
+    assert add_as_many_as_are_let_in(driver, [-1, -2, -3]) == 1
+    driver.step()
+    assert driver.running == ["a", "b", "c", "at -1"]
+
+
+def test_ever_more_urgent_requests_pass_a_limit_of_tokens_by_no_more_than_run(full):
+    driver = full(max_num_queued_tokens=10)
+    assert add_as_many_as_are_let_in(driver, range(-1, -501, -1)) == 4
+    with pytest.raises(QueueFull, match=r"^30 tokens wait, the prompt has 5 and max_num_queued_"):
+        driver.add("g", priority=-501)
+
+
+def test_tokens_of_those_who_made_room_and_wait_again_are_bounded(full):
+    driver = full(max_num_queued_tokens=10)
+    lengths = []
+    for priority in range(-1, -51, -1):
+        add_as_many_as_are_let_in(driver, [priority])
+        driver.step()
+        lengths.append(len(driver.waiting))
+    assert lengths == [3, 4, 5, *[6] * 47]
+
+
 def test_one_token_waits_in_the_singular(make_scheduler):
     driver = make_scheduler(max_num_seqs=1, max_num_queued_tokens=1)
     driver.add("a")

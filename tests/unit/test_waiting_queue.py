@@ -109,15 +109,7 @@ def test_those_never_admitted_are_counted_with_their_tokens(make):
     a.num_preemptions = 1
     queue.push(a)
     assert (len(queue), queue.num_new, queue.num_new_tokens) == (2, 1, 4)
-
-
-def test_only_who_ranks_before_the_head_would_lead(make):
-    queue = WaitingQueue(make_policy("priority"))
-    equal, urgent = make(9), make(9, priority=-1)
-    assert queue.would_lead(equal)
-    queue.push(make(1))
-    assert not queue.would_lead(equal)
-    assert queue.would_lead(urgent)
+    assert (queue.num_returned, queue.num_tokens) == (1, 12)
 
 
 def test_removal_of_one_that_does_not_wait_is_an_error(make):
@@ -223,6 +215,8 @@ class QueueMachine(RuleBasedStateMachine):
         new = [sequence for sequence in expected if not sequence.num_preemptions]
         assert self.queue.num_new == len(new)
         assert self.queue.num_new_tokens == sum(sequence.num_tokens for sequence in new)
+        assert self.queue.num_returned == len(expected) - len(new)
+        assert self.queue.num_tokens == sum(sequence.num_tokens for sequence in expected)
 
 
 def test_every_random_history_is_that_of_a_sorted_list():

@@ -99,31 +99,30 @@ class Admission:
     def check_queue(self, sequence: Sequence) -> None:
         """Raise QueueFull if as much waits as may wait.
 
-        What was admitted before does not count, nor what the next step can start; and a request
-        that would wait alone is never refused for its tokens. Who goes before all that wait, and
-        in the place of someone who runs, is let in.
+        What the next step can start does not count, nor what was admitted before and waits again,
+        unless that is more than have seats; and a request that would wait alone is never refused
+        for its tokens. Who goes before some who run passes the limits by as much as these are.
         """
         limits = self._limits
         most_requests, most_tokens = limits.max_num_queued_requests, limits.max_num_queued_tokens
         if most_requests is None and most_tokens is None:
             return
-        is_urgent = self._seating.place_of(sequence) < len(self._seating.running)
-        if is_urgent and self._waiting.would_lead(sequence):
-            return
         staying = self._staying(sequence)
         if staying is None:
             return
         num_requests, num_tokens = staying
-        if most_requests is not None and num_requests >= most_requests:
+        replaced = self._replaced_by(sequence)
+        if most_requests is not None and num_requests - len(replaced) >= most_requests:
             self.num_requests_refused += 1
             raise QueueFull(
                 f"{that_wait(num_requests, 'request')} and max_num_queued_requests is "
                 f"{most_requests:,}; send the request again later"
             )
+        num_tokens_replaced = sum(each.num_tokens for each in replaced)
         if (
             most_tokens is not None
             and num_tokens
-            and num_tokens + sequence.num_tokens > most_tokens
+            and num_tokens + sequence.num_tokens - num_tokens_replaced > most_tokens
         ):
             self.num_tokens_refused += 1
             raise QueueFull(
@@ -169,13 +168,25 @@ class Admission:
         promised = sum(len(s.token_ids) // size + s.num_seats - len(s.block_table) for s in seated)
         return self._cache.num_free_blocks - promised - self._reserve
 
+    def _replaced_by(self, newcomer: Sequence) -> List[Sequence]:
+        """Return those running in whose place `newcomer` may come in although the queue is full.
+
+        Each that made room before and waits again leaves one place less: else requests that are
+        ever more urgent would make all that run wait, again and again, without an end.
+        """
+        running = self._seating.running
+        num_places = max(0, self._limits.max_num_seqs - self._waiting.num_returned)
+        return running[max(self._seating.place_of(newcomer), len(running) - num_places) :]
+
     def _staying(self, newcomer: Sequence) -> tuple[int, int] | None:
-        """Return how many new requests, and their tokens, the next step leaves in the queue.
+        """Return how many requests that count, and their tokens, the next step leaves in the queue.
 
         None if it can start all that wait, and `newcomer` after them.
         """
         waiting, running = self._waiting, self._seating.running
         num_staying, num_tokens = waiting.num_new, waiting.num_new_tokens
+        if waiting.num_returned > self._limits.max_num_seqs:
+            num_staying, num_tokens = waiting.num_requests, waiting.num_tokens
         num_free_seats = self._seating.num_free_seats
         num_blocks = self._num_spare_blocks(list(self._seating))
         budget = self._limits.max_num_batched_tokens - sum(s.num_uncomputed_tokens for s in running)

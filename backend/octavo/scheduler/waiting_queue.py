@@ -27,6 +27,8 @@ class WaitingQueue:
         self._groups: dict[Hashable, deque[Sequence]] = {}
         self._heap = LateHeap(self._groups, lambda name: policy.rank(self._groups[name][0]))
         self._num_sequences = 0
+        self.num_tokens = 0
+        """Known tokens of all that wait."""
         self.num_new = 0
         """Those that were never admitted; each is the only sequence of its request."""
         self.num_new_tokens = 0
@@ -37,6 +39,11 @@ class WaitingQueue:
     def num_requests(self) -> int:
         """Requests of which a sequence waits."""
         return len(self._waiting)
+
+    @property
+    def num_returned(self) -> int:
+        """Sequences that were admitted before, had to make room and wait again."""
+        return self._num_sequences - self.num_new
 
     @property
     def swapped_request_ids(self) -> Set[str]:
@@ -100,13 +107,9 @@ class WaitingQueue:
             else:
                 heapreplace(heap, (rank, name))
 
-    def would_lead(self, sequence: Sequence) -> bool:
-        """Return whether a sequence that is not here would be the head."""
-        head = self.head
-        return head is None or self._policy.rank(sequence) < self._policy.rank(head)
-
     def _count(self, sequence: Sequence, sign: int) -> None:
         self._num_sequences += sign
+        self.num_tokens += sign * sequence.num_tokens
         if not sequence.num_preemptions:
             self.num_new += sign
             self.num_new_tokens += sign * sequence.num_tokens
