@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from octavo.engine_client import EngineClient, EngineDied, Event
+from octavo.text.output_text import OutputText, TextDelta
 from octavo.triton_model import response_writer
 from octavo.triton_model.service import Service
 
@@ -81,3 +84,79 @@ def test_few_streams_do_not_wait_for_each_other(
 def test_tokens_of_an_engine_on_a_device_never_wait(make_service: MakeService, ask: Ask) -> None:
     sender = ask(make_service(), "abcd", max_tokens=100, **FLAGS).wait_final()
     assert len(sender.responses) > 4
+
+
+@pytest.mark.usefixtures("tokens_wait_for_ever")
+def test_joined_tokens_are_sent_before_the_end_of_a_drain(
+    make_service: MakeService, ask: Ask, pb_utils: Any
+) -> None:
+    service = make_service(**ON_HOST, drain_timeout_s=0.1)
+    sender = ask(service, "abcd", max_tokens=50_000, **FLAGS)
+    sender.wait_for(lambda sender: sender.responses)
+    service.close()
+    first, joined, last = sender.responses
+    assert last.error.reason == "the server stops before the request is finished"
+    num_made = pb_utils.MetricFamily.value("octavo_generation_tokens_total")
+    assert num_made > 4
+    assert [each.output("num_output_tokens") for each in (first, joined)] == [1, num_made - 1]
+    assert joined.output("finish_reason") == ""
+
+
+@pytest.mark.usefixtures("tokens_wait_for_ever")
+def test_joined_tokens_are_sent_before_the_error_of_their_own_request(
+    make_service: MakeService, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def push(self: OutputText, *args: Any) -> TextDelta:
+        pushed.append(args)
+        if len(pushed) == 7:
+            raise RuntimeError("no such token")
+        return original(self, *args)
+
+    pushed: list[Any] = []
+    original = OutputText.push
+    monkeypatch.setattr(OutputText, "push", push)
+    sender = ask(make_service(**ON_HOST), "abcd", max_tokens=50_000, **FLAGS).wait_final()
+    *answers, last = sender.responses
+    assert [each.output("text_output") for each in answers] == ["a", "bcdab"]
+    assert last.error.reason == "the tokens could not be turned into text"
+
+
+@pytest.mark.usefixtures("tokens_wait_for_ever")
+def test_joined_tokens_that_cannot_be_sent_end_in_one_error(
+    make_service: MakeService, ask: Ask
+) -> None:
+    service = make_service(**ON_HOST, drain_timeout_s=0.1)
+    sender = ask(service, "abcd", max_tokens=50_000, **FLAGS)
+    sender.wait_for(lambda sender: sender.responses)
+    sender.broken = True
+    service.close()
+    _, last = sender.responses
+    assert last.error.reason == "the response could not be sent; the server's log says why"
+
+
+@pytest.mark.usefixtures("tokens_wait_for_ever")
+def test_a_dead_engine_takes_nothing_with_it_that_it_had_made(
+    make_service: MakeService, ask: Ask, fake_engine: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that the engine said is heard in one turn of the writer: its end stands behind it."""
+
+    def poll(self: EngineClient, *args: Any, **options: Any) -> list[Event]:
+        events.extend(original(self, *args, **options))
+        if not any(isinstance(event, EngineDied) for event in events):
+            return []
+        heard = events.copy()
+        events.clear()
+        return heard
+
+    service = make_service(**ON_HOST)
+    events: list[Event] = []
+    original = EngineClient.poll
+    monkeypatch.setattr(EngineClient, "poll", poll)
+    cut = ask(service, "abcd", max_tokens=50_000, **FLAGS)
+    whole = ask(service, "abcd", max_tokens=3, **FLAGS)
+    ask(service, "abcd", seed=fake_engine.STEP_FAILS)  # the engine runs two at a time
+    (answer,) = whole.wait_final().responses
+    assert (answer.output("text_output"), answer.output("finish_reason")) == ("abc", "length")
+    answer, last = cut.wait_final().responses
+    assert answer.output("text_output").startswith("abc")
+    assert last.error.code == "UNAVAILABLE"

@@ -157,23 +157,20 @@ class ResponseWriter:
         return max(0.0, due_s - time.monotonic())
 
     def _admit(self) -> None:
+        client = self._client
         while self._handed_over:
             live = self._handed_over.popleft()
             if isinstance(live, LiveHealth):
-                live.take(self._health())
+                live.take(Health(client.state, self.is_draining, client.is_frozen, len(self._live)))
                 self._send(live)
                 continue
             try:
-                self._client.submit(live.request)
+                client.submit(live.request)
             except EngineDead as error:
                 send_error(self._pb_utils, live.sender, error)
                 self._report(live, FinishReason.ERROR, error, was_refused=True)
             else:
                 self._live[live.request_id] = live
-
-    def _health(self) -> Health:
-        client = self._client
-        return Health(client.state, self.is_draining, client.is_frozen, len(self._live))
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, StepOutput):
@@ -237,21 +234,19 @@ class ResponseWriter:
             self._join_until_s = now_s + min(num_sent * JOIN_S_PER_RESPONSE, MAX_JOIN_S)
 
     def _send(self, live: Live) -> None:
-        data = live.pop_response()
-        if data.is_final:
-            self._forget(live)
-        flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if data.is_final else 0
         try:
+            data, flags = live.pop_response(), 0
+            if data.is_final:
+                self._forget(live)
+                flags = self._pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
             response = encode_response(self._pb_utils, data, live.options.outputs)
             live.sender.send(response, flags=flags)
         except Exception:
             logger.exception("a response could not be sent")
-            self._fail(
-                live, EngineError("the response could not be sent; the server's log says why")
-            )
+            error = EngineError("the response could not be sent; the server's log says why")
+            self._end(live, error, FinishReason.ERROR)
             return
-        reason = data.answers[0].finish_reason
-        if data.is_final and reason is not None:
+        if data.is_final and (reason := data.answers[0].finish_reason) is not None:
             self._report(live, reason)
 
     def _ask_clients(self) -> None:
@@ -272,6 +267,13 @@ class ResponseWriter:
     def _fail(
         self, live: Live, error: OctavoError, reason: FinishReason = FinishReason.ERROR
     ) -> None:
+        """Send what is due, if somebody waits for it; unless that was its end, end it now."""
+        if self._drop_due(live) and reason is not FinishReason.ABORT:
+            self._send(live)
+        if live.request_id in self._live:
+            self._end(live, error, reason)
+
+    def _end(self, live: Live, error: OctavoError, reason: FinishReason) -> None:
         """End a request with an error, here and in the engine."""
         self._forget(live)
         self._client.abort(live.request_id, FinishReason.ABORT)
@@ -282,9 +284,10 @@ class ResponseWriter:
         self._live.pop(live.request_id, None)
         self._drop_due(live)
 
-    def _drop_due(self, live: Live) -> None:
-        self._due.pop(live.request_id, None)
-        self._joining.pop(live.request_id, None)
+    def _drop_due(self, live: Live) -> bool:
+        """Forget what is due of it; return whether there was something."""
+        due = self._due.pop(live.request_id, None), self._joining.pop(live.request_id, None)
+        return due != (None, None)
 
     def _report(
         self,
