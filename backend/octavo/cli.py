@@ -46,6 +46,18 @@ def main() -> None:
     "--device", type=click.Choice(["cpu", "cuda"]), help="Device.  [default: the engine's choice]"
 )
 @click.option(
+    "--tensor-parallel-size",
+    type=click.IntRange(min=1),
+    envvar="OCTAVO_TENSOR_PARALLEL_SIZE",
+    help="Processes that share every layer.  [default: the model's own option, or 1]",
+)
+@click.option(
+    "--pipeline-parallel-size",
+    type=click.IntRange(min=1),
+    envvar="OCTAVO_PIPELINE_PARALLEL_SIZE",
+    help="Stages that share the layers.  [default: the model's own option, or 1]",
+)
+@click.option(
     "--grace",
     "grace_s",
     default=20.0,

@@ -38,7 +38,7 @@ def explicit_server(
 ) -> Iterator[TritonServer]:
     """Return a server that loads on demand: `octavo`, which is loaded, and `other`, its like."""
     repository = tmp_path_factory.mktemp("models")
-    write_repository(repository, str(tiny_checkpoint), None)
+    write_repository(repository, {"model": str(tiny_checkpoint)})
     shutil.copytree(repository / "octavo", repository / "other")
     options = ServerOptions(
         repository=repository,

@@ -6,11 +6,13 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from octavo.errors import ConfigError
 from octavo.local import bundle
+from octavo.local.server_command import engine_overrides, server_command
 from octavo.local.server_options import ServerOptions
 
 
@@ -33,27 +35,48 @@ def test_numpy_2_is_refused_before_the_stub_crashes_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "kind", "options"),
+    ("kind", "options"),
     [
-        (None, "KIND_CPU", {"model": "demo"}),
-        ("cpu", "KIND_CPU", {"model": "demo", "device": "cpu"}),
-        ("cuda", "KIND_MODEL", {"model": "demo", "device": "cuda"}),
+        ("KIND_CPU", {"model": "demo"}),
+        ("KIND_CPU", {"model": "demo", "device": "cpu", "allow_inspect": True}),
+        ("KIND_CPU", {"model": "demo", "tensor_parallel_size": 1}),
+        ("KIND_MODEL", {"model": "demo", "device": "cuda"}),
+        ("KIND_MODEL", {"model": "demo", "device": "cpu", "tensor_parallel_size": 2}),
+        ("KIND_MODEL", {"model": "demo", "pipeline_parallel_size": 3}),
     ],
 )
-def test_repository_holds_one_model(
-    tmp_path: Path, device: str | None, kind: str, options: dict[str, str]
-) -> None:
-    bundle.write_repository(tmp_path, "demo", device)
+def test_repository_holds_one_model(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    bundle.write_repository(tmp_path, options)
     config = (tmp_path / "octavo" / "config.pbtxt").read_text()
     assert 'backend: "octavo"' in config
-    assert f"kind: {kind}" in config
+    assert f"kind: {kind}\n" in config
     assert json.loads((tmp_path / "octavo/1/engine.json").read_text()) == options
 
 
-def test_only_a_repository_that_may_be_inspected_says_so(tmp_path: Path) -> None:
-    bundle.write_repository(tmp_path, "demo", None, allow_inspect=True)
-    options = json.loads((tmp_path / "octavo/1/engine.json").read_text())
-    assert options == {"model": "demo", "allow_inspect": True}
+@pytest.mark.parametrize(
+    ("asked", "made"),
+    [
+        ({}, {"model": "demo", "allow_inspect": True}),
+        ({"model": "own", "host": "0.0.0.0"}, {"model": "own"}),
+        (
+            {"device": "cpu", "tensor_parallel_size": 2, "host": "0.0.0.0"},
+            {"model": "demo", "device": "cpu", "tensor_parallel_size": 2},
+        ),
+    ],
+)
+def test_a_model_that_is_made_has_what_was_asked_for_and_may_be_inspected_at_home(
+    tmp_path: Path, asked: dict[str, Any], made: dict[str, Any]
+) -> None:
+    options = ServerOptions(**asked)
+    server_command(options, {}, tmp_path)
+    assert json.loads((tmp_path / "models/octavo/1/engine.json").read_text()) == made
+    assert engine_overrides(options) == {}
+
+
+def test_models_of_a_given_repository_have_only_what_was_asked_for(tmp_path: Path) -> None:
+    assert engine_overrides(ServerOptions(repository=tmp_path)) == {}
+    asked = ServerOptions(model="own", pipeline_parallel_size=2, repository=tmp_path)
+    assert engine_overrides(asked) == {"OCTAVO_MODEL": "own", "OCTAVO_PIPELINE_PARALLEL_SIZE": "2"}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import shutil
 import sys
@@ -22,6 +23,8 @@ from octavo.errors import ConfigError
 
 MODEL_NAME = "octavo"
 STUB = "triton_python_backend_stub"
+#: Engine options whose product is the number of processes that compute.
+RANK_OPTIONS = ("tensor_parallel_size", "pipeline_parallel_size")
 
 _BACKEND_SOURCE = '''\
 """The `octavo` backend: every model that names it is served by this class."""
@@ -100,17 +103,12 @@ def write_octavo_backend(folder: Path) -> None:
     (octavo / "model.py").write_text(_BACKEND_SOURCE)
 
 
-def write_repository(
-    folder: Path, model: str, device: str | None, *, allow_inspect: bool = False
-) -> None:
-    """Fill `folder` with a repository of one model, named `octavo`, that serves `model`."""
-    options: dict[str, str | bool] = {"model": model}
-    if device is not None:
-        options["device"] = device
-    if allow_inspect:
-        options["allow_inspect"] = True
-    # KIND_MODEL leaves the choice of the GPU to the engine's own option.
-    kind = "KIND_MODEL" if device is not None and device.startswith("cuda") else "KIND_CPU"
+def write_repository(folder: Path, options: Mapping[str, str | int]) -> None:
+    """Fill `folder` with a repository of one model, named `octavo`, that has these options."""
+    num_ranks = math.prod(int(options.get(name, 1)) for name in RANK_OPTIONS)
+    # KIND_MODEL leaves the choice of the devices to the engine's own options.
+    is_engines_choice = str(options.get("device")).startswith("cuda") or num_ranks > 1
+    kind = "KIND_MODEL" if is_engines_choice else "KIND_CPU"
     version = folder / MODEL_NAME / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(_CONFIG.format(kind=kind))

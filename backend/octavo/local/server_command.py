@@ -22,12 +22,8 @@ def server_command(options: ServerOptions, ports: Mapping[str, int], runtime: Pa
     repository = options.repository
     if repository is None:
         repository = runtime / "models"
-        bundle.write_repository(
-            repository,
-            options.model or "demo",
-            options.device,
-            allow_inspect=options.is_private,
-        )
+        inspect = {"allow_inspect": True} if options.is_private else {}
+        bundle.write_repository(repository, {"model": "demo", **_given(options), **inspect})
     return [
         str(bundle.server_binary()),
         *(f"--model-repository={path}" for path in (repository, *options.extra_repositories)),
@@ -45,5 +41,11 @@ def engine_overrides(options: ServerOptions) -> dict[str, str]:
     """Return the variables that set engine options for the models of a given repository."""
     if options.repository is None:
         return {}
-    given = {"OCTAVO_MODEL": options.model, "OCTAVO_DEVICE": options.device}
-    return {name: value for name, value in given.items() if value is not None}
+    return {f"OCTAVO_{name.upper()}": f"{value}" for name, value in _given(options).items()}
+
+
+def _given(options: ServerOptions) -> dict[str, str | int]:
+    """Return the engine options that the server was asked for."""
+    names = ("model", "device", *bundle.RANK_OPTIONS)
+    values = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}

@@ -32,6 +32,10 @@ class ServerOptions:
     """Further model repositories, served beside the first."""
     device: str | None = None
     """`cpu` or `cuda`; by default the engine's own choice."""
+    tensor_parallel_size: int | None = None
+    """Ranks that share every layer; by default the engine's own choice, here and below."""
+    pipeline_parallel_size: int | None = None
+    """Stages that share the layers."""
     host: str = "127.0.0.1"
     """Address that HTTP, gRPC and metrics listen on."""
     http_port: int = 8000
