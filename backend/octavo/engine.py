@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 import torch
 
@@ -232,6 +233,15 @@ class Engine:
     def inspect(self) -> Inspection:
         """Return what queues and blocks look like now; changes nothing."""
         return inspect_scheduler(self.scheduler, self._clock())
+
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """To processes that take part; see Runner."""
+        return self._runner.connections
+
+    def check_processes(self) -> None:
+        """Raise EngineError if a process that takes part is gone."""
+        self._runner.check_processes()
 
     def check_integrity(self) -> None:
         """Recount every block against the live sequences.

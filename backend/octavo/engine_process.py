@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from octavo.config import EngineConfig
@@ -53,6 +53,10 @@ class EngineLike(Protocol):
     def has_unfinished(self) -> bool:
         """Whether a step has anything to do."""
 
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """To processes that take part. One that can be read says that its process cannot go on."""
+
     def add(self, request: Request) -> None:
         """Queue a request, or raise RequestError or QueueFull."""
 
@@ -69,6 +73,9 @@ class EngineLike(Protocol):
 
     def inspect(self) -> Inspection:
         """Return what queues and blocks look like now."""
+
+    def check_processes(self) -> None:
+        """Raise EngineError if a process that takes part is gone."""
 
     def check_integrity(self) -> None:
         """Recount every block or raise EngineError."""
@@ -155,9 +162,16 @@ class _Channel:
         except (EOFError, OSError) as error:
             raise _OwnerGone from error
 
-    def has_message(self, timeout_s: float | None = 0.0) -> bool:
+    def has_message(self) -> bool:
         try:
-            return self._connection.poll(timeout_s)
+            return self._connection.poll()
+        except OSError as error:
+            raise _OwnerGone from error
+
+    def wait(self, others: tuple[Connection, ...], timeout_s: float | None) -> bool:
+        """Wait for a message, here or at one of `others`; return whether there is one."""
+        try:
+            return bool(wait([self._connection, *others], timeout_s))
         except OSError as error:
             raise _OwnerGone from error
 
@@ -216,10 +230,12 @@ class _Loop:
             self._tell(stats)
 
     def _wait(self) -> None:
-        """Block until a message is there or the owner is gone."""
-        if not self._channel.has_message(IDLE_CHECK_DELAY_S):
+        """Block until a message is there, or the owner or a process of the engine is gone."""
+        connections = self._engine.connections
+        if not self._channel.wait(connections, IDLE_CHECK_DELAY_S):
             self._engine.check_integrity()
-            self._channel.has_message(None)
+            self._channel.wait(connections, None)
+        self._engine.check_processes()
 
 
 def tie_to_parent(stop_signals: list[int]) -> None:

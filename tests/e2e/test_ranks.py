@@ -115,6 +115,7 @@ def test_streams_have_the_tokens_of_one_rank(
 def test_a_cancelled_stream_gives_its_blocks_back(
     grid_server: TritonServer, client: Client, metrics: Metrics, become: Become
 ) -> None:
+    assert become(lambda: metrics(grid_server)["kv_blocks_used"] == 0)
     stream = begun(client, LONG)
     assert become(lambda: metrics(grid_server)["kv_blocks_used"] > 0)
     stream.close()

@@ -40,6 +40,7 @@ class SteppedRunner:
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
     num_stages = 1
     steps_ahead = 0
+    connections = ()
 
     def __init__(self) -> None:
         self.entered = threading.Semaphore(0)
@@ -57,6 +58,9 @@ class SteppedRunner:
 
     def arrived(self):
         return self._under_way.pop(0)
+
+    def check_processes(self):
+        """Do nothing: there are none."""
 
 
 class SteppedEngine:

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 
 from octavo.config import EngineConfig
 from octavo.engine_process import main
@@ -66,6 +67,7 @@ class FakeEngine:
     num_hit_tokens: int = 0
     num_refused: int = 0
     known_prompts: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    connections: tuple[Connection, ...] = ()
 
     def __post_init__(self) -> None:
         if self.config.model == "unloadable":
@@ -150,6 +152,9 @@ class FakeEngine:
             num_swap_preemptions=0,
             num_recompute_preemptions=0,
         )
+
+    def check_processes(self) -> None:
+        pass
 
     def check_integrity(self) -> None:
         pass

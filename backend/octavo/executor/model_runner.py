@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import astuple, replace
+from multiprocessing.connection import Connection
 
 import torch
 
@@ -87,6 +88,7 @@ class ModelRunner:
         self._batch = BatchBuilder(*astuple(sizes))
         self._tools = make_tools(model.device, attention, sizes)
         self.num_stages, self.steps_ahead = 1, self._tools.steps_ahead
+        self.connections: tuple[Connection, ...] = ()
         needed_bytes, prefill_tokens_per_s = self._warm_up(WarmUpSteps(sizes))
         needed_bytes += self._estimate_graph_bytes(config.max_num_seqs)
         memory = host_memory()
@@ -138,6 +140,9 @@ class ModelRunner:
     def arrived(self) -> tuple[int, ...]:
         """Return the transfer ids of swap-ins that are done, each once."""
         return self._transfers.arrived()
+
+    def check_processes(self) -> None:
+        """Do nothing: no other process takes part."""
 
     def _forward(
         self,

@@ -5,6 +5,7 @@ Knows nothing of how that is done.
 
 from __future__ import annotations
 
+from multiprocessing.connection import Connection
 from typing import Protocol
 
 import torch
@@ -31,6 +32,8 @@ class Runner(Protocol):
     steps_ahead: int
     """Finished steps that may be under way while the next one is planned: 0, or 1 on a device that
     computes behind the host's back."""
+    connections: tuple[Connection, ...]
+    """To processes that take part. One that can be read says that its process cannot go on."""
 
     def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
         """Start a step: make its block copies, then run the model; may return before it is done.
@@ -55,3 +58,6 @@ class Runner(Protocol):
 
     def arrived(self) -> tuple[int, ...]:
         """Return the ids of swap-ins that are done, each once."""
+
+    def check_processes(self) -> None:
+        """Raise EngineError if a process that takes part is gone."""

@@ -18,7 +18,7 @@ from octavo.executor.parallel.fingerprint import fingerprint
 from octavo.executor.parallel.rank_messages import Assignment, Found
 from octavo.executor.parallel.rank_zero import RankZero
 from octavo.executor.parallel.workers import Workers
-from octavo.request import Request
+from octavo.request import Request, StepOutput
 from octavo.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, seed=0)
@@ -69,7 +69,7 @@ def test_a_rank_that_does_not_find_the_checkpoint_is_named(make_options, tmp_pat
     ring = ControlWriter(1)
     workers = Workers([Assignment(config, 1, 1, 1, 5.0)], ring.fd)
     with pytest.raises(ConfigError, match=r"^rank 1 \(.*\) failed to load: model '.*' does not ex"):
-        workers.hear(Found)
+        workers.hear(Found, 60.0)
     workers.end()
     ring.close()
 
@@ -79,9 +79,21 @@ def test_a_rank_that_dies_while_it_loads_is_named(make_options):
     workers = Workers([Assignment(make_options(tensor_parallel_size=2), 1, 1, 1, 5.0)], ring.fd)
     os.kill(workers.pids[0], signal.SIGKILL)
     with pytest.raises(EngineError, match=r"^rank 1 \(.*\) died \(signal 9, SIGKILL\) while it l"):
-        workers.hear(Found)
+        workers.hear(Found, 60.0)
     workers.end()
     ring.close()
+
+
+def test_a_rank_that_hangs_while_it_loads_is_named(make_options):
+    ring = ControlWriter(1)
+    workers = Workers([Assignment(make_options(tensor_parallel_size=2), 1, 1, 1, 5.0)], ring.fd)
+    (pid,) = workers.pids
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(EngineError, match=r"^no answer from rank 1 \(.*\) for 1 s while it load"):
+        workers.hear(Found, 1.0)
+    workers.end()
+    ring.close()
+    assert not psutil.pid_exists(pid)
 
 
 def test_checkpoints_of_other_settings_or_sizes_differ(checkpoints, tmp_path):
@@ -113,6 +125,17 @@ def test_the_owner_of_the_engine_hears_which_rank_died(engine_process):
     assert message.message == ("rank 1 (tensor part 1 of 2, stage 0 of 1) died (signal 9, SIGKILL)")
     host.stop(10.0)
     assert host.describe_end() == "engine process ended (exit status 1)"
+
+
+def test_the_owner_of_an_idle_engine_hears_at_once_which_rank_died(engine_process):
+    host, worker = engine_process
+    assert isinstance(host.connection.recv(), StepOutput), "an idle engine tells its figures"
+    worker.kill()
+    assert host.connection.poll(5.0)
+    assert host.connection.recv() == EngineFailed(
+        "rank 1 (tensor part 1 of 2, stage 0 of 1) died (signal 9, SIGKILL)"
+    )
+    host.stop(10.0)
 
 
 def test_no_rank_outlives_the_engine(engine_process):

@@ -45,6 +45,9 @@ from octavo.scheduler.output import SchedulerOutput, ScoredPrompt
 #: say which rank hangs before it is ended for it.
 _SHARE_OF_SILENCE = 0.75
 
+#: How long another rank may say nothing while it loads, beyond what rank zero itself has taken.
+_LOAD_TIMEOUT_S = 120.0
+
 #: Sequences that all ranks remember, for each that may be in a step.
 _KNOWN_PER_SEQ = 2
 
@@ -88,10 +91,11 @@ class RankZero:
             for rank in range(1, config.num_ranks)
         ]
         self._workers = Workers(assignments, self._ring.fd)
+        self.connections = self._workers.connections
         self.close = weakref.finalize(self, _end, self._ring, self._workers)
         """Ends the other ranks; happens by itself when nobody has this runner any more."""
         try:
-            for other, found in self._workers.hear(Found):
+            for other, found in self._workers.hear(Found, _LOAD_TIMEOUT_S):
                 if found.fingerprint != own_fingerprint:
                     raise ConfigError(
                         f"{other} and rank 0 see different checkpoints: {config.model}"
@@ -137,6 +141,10 @@ class RankZero:
         """Return the ids of swap-ins that are done, each once."""
         return self._part.transfers.arrived()
 
+    def check_processes(self) -> None:
+        """Raise EngineError, which names it, if another rank is gone."""
+        self._workers.check()
+
     def _finish(self) -> None:
         started = self._started.popleft()
         computed = self._part.compute(started.message) if started.message else None
@@ -153,6 +161,7 @@ class RankZero:
         rendezvous = Rendezvous(store, HOST, self._timeout_s)
         with self._explained():
             groups = ProcessGroups(shard, torch.device("cpu"), rendezvous)
+        started_s = time.monotonic()
         self._part = Part(config, shard, groups)
         model, steps = self._part.model, WarmUpSteps(self._part.sizes)
         self.vocab_size = model.spec.vocab_size
@@ -163,7 +172,7 @@ class RankZero:
         # Kept between steps: to get as much memory from the system anew takes part of a step.
         self._logits = deque([no_logits] * self.num_stages)
         self._teller = StepTeller(config.block_size, _KNOWN_PER_SEQ * config.max_num_seqs)
-        self._workers.hear(Loaded)
+        self._workers.hear(Loaded, _LOAD_TIMEOUT_S + time.monotonic() - started_s)
         needed_bytes = peak_bytes(model.device, lambda: steps.run_all(self._run))
         prefill_tokens_per_s = steps.measure_prefill(self._run)
         self._ring.send(b"", self._timeout_s)
@@ -178,14 +187,14 @@ class RankZero:
 
     def _agree(self, own: Blocks) -> Blocks:
         """Let all ranks have as many blocks as the one with the least room."""
-        all_blocks = [own, *(blocks for _, blocks in self._workers.hear(Blocks))]
+        all_blocks = [own, *(blocks for _, blocks in self._workers.hear(Blocks, _LOAD_TIMEOUT_S))]
         least = Blocks(
             min(blocks.num_device for blocks in all_blocks),
             min(blocks.num_host for blocks in all_blocks),
         )
         self._workers.tell(least)
         self._part.allocate(least)
-        self._workers.hear(Ready)
+        self._workers.hear(Ready, _LOAD_TIMEOUT_S)
         return least
 
     def _run(self, output: SchedulerOutput) -> torch.Tensor:

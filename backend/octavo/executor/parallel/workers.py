@@ -71,20 +71,35 @@ class Workers:
         """Ids of the processes, in order of rank."""
         return tuple(worker.process.pid for worker in self._workers)
 
-    def hear(self, kind: type[M]) -> list[tuple[Shard, M]]:
+    @property
+    def connections(self) -> tuple[Connection, ...]:
+        """Where the processes speak, in order of rank."""
+        return tuple(worker.connection for worker in self._workers)
+
+    def check(self) -> None:
+        """Raise EngineError if a worker, of which nothing is expected, cannot go on."""
+        if wait(self.connections, 0.0):
+            raise self.explain("a rank ends")
+
+    def hear(self, kind: type[M], timeout_s: float) -> list[tuple[Shard, M]]:
         """Wait for a message of every worker, in order of rank.
 
         Raises:
-            ConfigError, EngineError: a rank cannot go on, or is gone; the message names it.
+            ConfigError, EngineError: a rank cannot go on, is gone, or says nothing for `timeout_s`;
+                the message names it.
         """
         heard: dict[Connection, M] = {}
-        by_connection = {worker.connection: worker for worker in self._workers}
-        while missing := by_connection.keys() - heard.keys():
-            for connection in wait(list(missing)):
-                assert isinstance(connection, Connection)
-                message = self._receive(by_connection[connection])
+        deadline_s = time.monotonic() + timeout_s
+        while missing := [each for each in self._workers if each.connection not in heard]:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            ready = wait([worker.connection for worker in missing], left_s)
+            if not ready:
+                names = _names(missing)
+                raise EngineError(f"no answer from {names} for {timeout_s:.0f} s while it loaded")
+            for worker in [each for each in missing if each.connection in ready]:
+                message = self._receive(worker)
                 assert isinstance(message, kind), f"a worker says {message} too early"
-                heard[connection] = message
+                heard[worker.connection] = message
         return [(worker.shard, heard[worker.connection]) for worker in self._workers]
 
     def tell(self, message: object) -> None:
@@ -112,8 +127,7 @@ class Workers:
                     return EngineError(f"{worker.shard} {worker.describe_end()}")
                 if not failure.lost_another:
                     return EngineError(f"{worker.shard} failed: {failure.message}")
-        names = " and ".join(str(worker.shard) for worker in silent)
-        return EngineError(f"no answer from {names}: {noticed}" if silent else noticed)
+        return EngineError(f"no answer from {_names(silent)}: {noticed}" if silent else noticed)
 
     def end(self) -> None:
         """Wait for the processes to end, and make them end."""
@@ -137,6 +151,10 @@ class Workers:
         text = f"{worker.shard} failed to load: {message.message}"
         error: OctavoError = ConfigError(text) if message.is_config else EngineError(text)
         raise error
+
+
+def _names(workers: list[_Worker]) -> str:
+    return " and ".join(str(worker.shard) for worker in workers)
 
 
 def _failure_of(worker: _Worker) -> RankFailed | None:
