@@ -18,6 +18,7 @@ from benchmarks.script_options import COUNT
 from benchmarks.workload import Job, mixed_workload
 
 from octavo.cache.kv_cache_manager import KVCacheManager
+from octavo.engine import num_due
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
 from octavo.scheduler.admission import SchedulerLimits
@@ -78,7 +79,8 @@ def play(jobs: list[Job], pipeline: Pipeline, limits: SchedulerLimits, num_block
             end_s = pipeline.run(output.num_scheduled_tokens, now_s)
         scheduler.advance(output)
         started.append((output, end_s))
-        while len(started) > (limits.num_stages - 1 if output.scheduled else 0):
+        compute = [bool(step.scheduled) for step, _ in started]
+        for _ in range(num_due(compute, limits.num_stages)):
             landed, end_s = started.popleft()
             now_s = max(now_s, end_s)
             _land(scheduler, landed)

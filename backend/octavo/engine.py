@@ -177,7 +177,8 @@ class Engine:
         self.scheduler.resume(self._runner.arrived(), self._clock())
         scheduled = self.scheduler.schedule(self._clock())
         self._started.append(self._start(scheduled))
-        while len(self._started) > self._num_computing(scheduled):
+        compute = [bool(start.scheduled.scheduled) for start in self._started]
+        for _ in range(num_due(compute, self._runner.num_stages)):
             self._under_way.append(self._draw(self._started.popleft()))
         while len(self._under_way) > self._num_ahead(scheduled):
             outputs += self._land(self._under_way.popleft())
@@ -211,10 +212,6 @@ class Engine:
         self._drawn = drawn.token_ids
         self.scheduler.expect(sampling)
         return _Flight(start.scheduled, drawn, scores)
-
-    def _num_computing(self, scheduled: SchedulerOutput) -> int:
-        """Return how many steps may compute, with this one, while the next is planned."""
-        return self._runner.num_stages - 1 if scheduled.scheduled else 0
 
     def _num_ahead(self, scheduled: SchedulerOutput) -> int:
         """Return how many drawn steps may be under way, after this one, meanwhile."""
@@ -250,6 +247,20 @@ class Engine:
             EngineError: blocks are leaked, shared or free while owned.
         """
         self.scheduler.check_integrity()
+
+
+def num_due(compute: list[bool], num_stages: int) -> int:
+    """Return how many of the started steps must be finished before the next one is planned.
+
+    Args:
+        compute: for each, the oldest first, whether anybody is scheduled in it.
+        num_stages: steps that can compute at once.
+    """
+    computing = [place for place, computes in enumerate(compute) if computes]
+    num_full = max(0, len(computing) + 1 - num_stages)
+    # Where nobody could be scheduled, the oldest step tells who can.
+    later = computing[num_full if compute[-1] else 1 :]
+    return later[0] if later else len(compute)
 
 
 def _make_gate(config: EngineConfig, runner: Runner) -> GrammarGate:

@@ -31,6 +31,27 @@ def test_a_step_puts_out_what_the_one_before_has_drawn(
     assert engine.step().outputs == (TokenOutput("b", (first,)),)
 
 
+def test_when_all_are_under_way_only_the_oldest_step_is_waited_for(
+    make_engine, make_request, pipeline_runner, continue_by_hand
+):
+    runner = pipeline_runner()
+    runner.num_stages = 3
+    engine = make_engine(runner)
+    for name in "ab":
+        engine.add(make_request(name, 5, temperature=0, max_tokens=3))
+    first, second, _ = continue_by_hand(list(range(10, 15)), 3)
+    outputs = [engine.step().outputs for _ in range(7)]
+    assert outputs == [
+        (),
+        (),
+        (TokenOutput("a", (first,)),),
+        (),
+        (TokenOutput("b", (first,)),),
+        (),
+        (TokenOutput("a", (second,)),),
+    ]
+
+
 def test_what_draws_by_a_form_or_by_penalties_needs_no_step_to_wait(
     make_engine, make_request, pipeline_runner, run
 ):
