@@ -61,6 +61,8 @@ class ModelRunner:
         ConfigError: the checkpoint, the device or the memory cannot be served.
     """
 
+    connections: tuple[Connection, ...] = ()
+
     def __init__(
         self,
         config: EngineConfig,
@@ -88,7 +90,6 @@ class ModelRunner:
         self._batch = BatchBuilder(*astuple(sizes))
         self._tools = make_tools(model.device, attention, sizes)
         self.num_stages, self.steps_ahead = 1, self._tools.steps_ahead
-        self.connections: tuple[Connection, ...] = ()
         needed_bytes, prefill_tokens_per_s = self._warm_up(WarmUpSteps(sizes))
         needed_bytes += self._estimate_graph_bytes(config.max_num_seqs)
         memory = host_memory()
