@@ -94,7 +94,11 @@ class Measurement:
         self._say(f"starting {side.title}")
         try:
             side.start()
-            side.play(self._plan.workloads[0].load(_WARM_UP_PLAY, self._plan.is_quick, 1.0))
+            # Arrivals without a given capacity come after a workload that has none.
+            load = self._plan.workloads[0].load(
+                _WARM_UP_PLAY, self._plan.is_quick, self.capacity or 1.0
+            )
+            side.play(load)
             side.pause()
         except Unavailable as error:
             self._give_up(side, "start", error)
