@@ -7,7 +7,6 @@ requests or restarts.
 from __future__ import annotations
 
 import logging
-import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,9 +17,8 @@ from typing import Protocol
 from octavo.config import EngineConfig
 from octavo.engine_process import EngineFactory, load_engine, run_engine
 from octavo.interpreter import find_interpreter, package_path
+from octavo.process_end import describe_end
 
-#: The kernel closes a dying process's connection a little before its exit status can be read.
-_EXIT_STATUS_TIMEOUT_S = 2.0
 #: One that hangs in a device's driver does not even end when it is killed.
 _KILL_TIMEOUT_S = 10.0
 
@@ -97,13 +95,7 @@ class EngineProcess:
 
     def describe_end(self) -> str:
         """Say by which signal or with which exit status the process ended."""
-        try:
-            status = self._process.wait(_EXIT_STATUS_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return "engine process closed its connection"
-        if status < 0:
-            return f"engine process died (signal {-status}, {signal.Signals(-status).name})"
-        return f"engine process ended (exit status {status})"
+        return f"engine process {describe_end(self._process)}"
 
     def stop(self, timeout_s: float) -> None:
         """Wait for the process to end, and kill it after `timeout_s`."""

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine
@@ -39,6 +41,19 @@ _SHAPE = {
     "bos_token_id": 1,
     "pad_token_id": None,
 }
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer for the tiny models whose tokens are single bytes, but for the end of text."""
+    letters, eos = sorted(pre_tokenizers.ByteLevel.alphabet()), _SHAPE["eos_token_id"]
+    names = [*letters[:eos], "<end>", *letters[eos:]]
+    tokenizer = Tokenizer(BPE({name: index for index, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    folder = tmp_path_factory.mktemp("bytes")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLParserLimits
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from octavo.config import EngineConfig
@@ -37,19 +36,6 @@ PERSON = {
 }
 #: llguidance is bounded neither in time nor in memory here.
 ENDLESS = {"json": {"type": "integer", "multipleOf": 99_999_989}}
-
-
-@pytest.fixture(scope="module")
-def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer whose tokens are single bytes, but for the end of text."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*letters[:EOS], "<end>", *letters[EOS:]]
-    tokenizer = Tokenizer(BPE({name: index for index, name in enumerate(names)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    folder = tmp_path_factory.mktemp("bytes")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ PACKAGES = [ROOT / "kernels", ROOT / "backend", ROOT / "client"]
 #: Parts of `octavo`; each may import those before it, and its own modules.
 ORDER = """
     errors free_memory host_resources interpreter
-    parent_process process_log request_keys restart_policy
+    parent_process process_end process_log request_keys restart_policy
     scheduling_params tenant_weights structured_outputs sampling_params config request
     cache.block_hash grammar sampling.token_rules beam_search sequence cache scheduler inspection
     sampling grammar_gate step_counter model

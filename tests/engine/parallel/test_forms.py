@@ -2,29 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from octavo.sampling_params import SamplingParams
-
-EOS = 7  # of the tiny models
-
-
-@pytest.fixture(scope="module")
-def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer whose tokens are single bytes, but for the end of text."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = [*letters[:EOS], "<end>", *letters[EOS:]]
-    tokenizer = Tokenizer(BPE({name: index for index, name in enumerate(names)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    folder = tmp_path_factory.mktemp("bytes")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
-    return folder
 
 
 def test_forms_are_kept_beside_free_answers(grid, make_drivers, make_prompts, byte_tokenizer):

@@ -6,7 +6,6 @@ Knows nothing of models or steps.
 from __future__ import annotations
 
 import logging
-import signal
 import subprocess
 import time
 from dataclasses import dataclass
@@ -18,12 +17,11 @@ from octavo.errors import ConfigError, EngineError, OctavoError
 from octavo.executor.parallel.rank_messages import Assignment, RankFailed
 from octavo.interpreter import find_interpreter, package_path
 from octavo.model.shard import Shard
+from octavo.process_end import describe_end
 
 #: Of several ranks that fail, all but one only notice that another is gone; that one may be heard
 #: of a little later.
 _EXPLAIN_S = 1.0
-#: A closed connection is seen a little before the exit status of its process.
-_EXIT_STATUS_TIMEOUT_S = 2.0
 _END_TIMEOUT_S = 2.0
 _MODULE = "octavo.executor.parallel.worker"
 
@@ -39,16 +37,6 @@ class _Worker:
     shard: Shard
     process: subprocess.Popen[bytes]
     connection: Connection
-
-    def describe_end(self) -> str:
-        """Say how the process ended."""
-        try:
-            status = self.process.wait(_EXIT_STATUS_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            return "closed its connection"
-        if status < 0:
-            return f"died (signal {-status}, {signal.Signals(-status).name})"
-        return f"ended (exit status {status})"
 
 
 class Workers:
@@ -124,7 +112,7 @@ class Workers:
                 silent.remove(worker)
                 failure = _failure_of(worker)
                 if failure is None:
-                    return EngineError(f"{worker.shard} {worker.describe_end()}")
+                    return EngineError(f"{worker.shard} {describe_end(worker.process)}")
                 if not failure.lost_another:
                     return EngineError(f"{worker.shard} failed: {failure.message}")
         return EngineError(f"no answer from {_names(silent)}: {noticed}" if silent else noticed)
@@ -145,7 +133,8 @@ class Workers:
         try:
             message = worker.connection.recv()
         except (EOFError, OSError):
-            raise EngineError(f"{worker.shard} {worker.describe_end()} while it loaded") from None
+            end = describe_end(worker.process)
+            raise EngineError(f"{worker.shard} {end} while it loaded") from None
         if not isinstance(message, RankFailed):
             return message
         text = f"{worker.shard} failed to load: {message.message}"
