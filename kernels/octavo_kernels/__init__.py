@@ -23,6 +23,7 @@ from octavo_kernels.gather_blocks import (
 )
 from octavo_kernels.gelu_and_mul import gelu_and_mul, gelu_and_mul_reference
 from octavo_kernels.greedy import greedy, greedy_reference
+from octavo_kernels.grouped_linear import grouped_linear, grouped_linear_reference
 from octavo_kernels.int8_linear import int8_linear_reference
 from octavo_kernels.linear import linear, linear_reference
 from octavo_kernels.native_layers import (
@@ -32,6 +33,13 @@ from octavo_kernels.native_layers import (
     make_native_layers,
 )
 from octavo_kernels.packed_embedding import packed_embedding
+from octavo_kernels.packed_groups import (
+    PackedGroups,
+    make_packed_groups,
+    pack_group,
+    packed_grouped_linear,
+    packed_grouped_silu,
+)
 from octavo_kernels.packed_linear import (
     PackedWeight,
     pack_weight,
@@ -57,6 +65,7 @@ __all__ = [
     "KVCacheShape",
     "LayerParts",
     "NativeLayers",
+    "PackedGroups",
     "PackedWeight",
     "Penalties",
     "SamplingRows",
@@ -76,13 +85,19 @@ __all__ = [
     "gelu_and_mul_reference",
     "greedy",
     "greedy_reference",
+    "grouped_linear",
+    "grouped_linear_reference",
     "int8_linear_reference",
     "linear",
     "linear_reference",
     "make_attention_backend",
     "make_native_layers",
+    "make_packed_groups",
+    "pack_group",
     "pack_weight",
     "packed_embedding",
+    "packed_grouped_linear",
+    "packed_grouped_silu",
     "packed_linear",
     "packs_weights",
     "rms_norm",

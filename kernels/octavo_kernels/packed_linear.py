@@ -102,7 +102,7 @@ def pack_weight(
         check_tensor("pack_weight: bias", bias, (out_features,), like=weight)
     library = library_named(chosen.name)
     pack = library.octavo_pack_int8_weight if to_int8 else library.octavo_pack_weight
-    panels = _empty_panels(library, weight, to_int8)
+    panels = empty_panels(library, (in_features, out_features), weight.dtype, to_int8)
     packed = PackedWeight(
         panels, bias, weight.dtype, in_features, out_features, is_gated, chosen.name
     )
@@ -111,13 +111,14 @@ def pack_weight(
     return packed
 
 
-def _empty_panels(library: ctypes.CDLL, weight: torch.Tensor, to_int8: bool) -> torch.Tensor:
-    out_features, in_features = weight.shape
+def empty_panels(
+    library: ctypes.CDLL, sizes: tuple[int, int], dtype: torch.dtype, to_int8: bool
+) -> torch.Tensor:
+    """Return memory for a packed weight of `sizes`, inputs and outputs, as PackedWeight has it."""
     if to_int8:
-        size = library.octavo_packed_int8_size(in_features, out_features)
-        return torch.empty(size, dtype=torch.uint8)
-    size = library.octavo_packed_size(element_code(weight.dtype), in_features, out_features)
-    return torch.empty(size // weight.element_size(), dtype=weight.dtype)
+        return torch.empty(library.octavo_packed_int8_size(*sizes), dtype=torch.uint8)
+    size = library.octavo_packed_size(element_code(dtype), *sizes)
+    return torch.empty(size // dtype.itemsize, dtype=dtype)
 
 
 def packed_linear(

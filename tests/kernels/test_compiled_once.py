@@ -63,6 +63,9 @@ OPERATIONS: dict[str, Callable[[int], object]] = {
     ),
     "silu_and_mul": lambda n: octavo_kernels.silu_and_mul(zeros(n, 2 * HIDDEN)),
     "linear": lambda n: octavo_kernels.linear(zeros(n, HIDDEN), zeros(1536, HIDDEN), zeros(1536)),
+    "grouped_linear": lambda n: octavo_kernels.grouped_linear(
+        zeros(n, HIDDEN), zeros(3, 1536, HIDDEN), torch.zeros(4, dtype=torch.int64)
+    ),
     "attention": attend,
 }
 
@@ -92,7 +95,7 @@ def launches(monkeypatch) -> dict[tuple, set[tuple]]:
         seen[kernel.__name__, *sorted(constants.items())].add(tuple(fixed))
 
     monkeypatch.setattr(JITFunction, "run", note)
-    for module in ("rms_norm", "apply_rope", "_gated", "linear"):
+    for module in ("rms_norm", "apply_rope", "_gated", "linear", "grouped_linear"):
         chosen = importlib.import_module(f"octavo_kernels.{module}")
         monkeypatch.setattr(chosen, "gpu_capability", lambda tensor: 90)
     return seen

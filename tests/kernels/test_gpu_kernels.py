@@ -68,9 +68,9 @@ def test_however_many_rows_a_product_has_they_run_on_one_matrix_instruction(usag
     instructions: dict[tuple, set[str]] = {}
     for name, by_architecture in usage.items():
         kernel, dtype, *_ = name.split()
-        if kernel == "linear":
+        if kernel in ("linear", "grouped_linear"):
             for architecture, used in by_architecture.items():
-                instructions.setdefault((dtype, architecture), set()).update(
+                instructions.setdefault((dtype, architecture, kernel), set()).update(
                     used.matrix_instructions
                 )
     # NVIDIA's have none for full float32.

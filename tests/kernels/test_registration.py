@@ -23,6 +23,9 @@ OPERATIONS = {
     "linear": lambda: (
         *(torch.randn(3, 16), torch.randn(5, 16), torch.randn(5), torch.empty(3, 5)),
     ),
+    "grouped_linear": lambda: (
+        *(torch.randn(3, 16), torch.randn(2, 5, 16), torch.tensor([0, 1, 3]), torch.empty(3, 5)),
+    ),
     "apply_rope": lambda: (
         *(torch.randn(3, 4, 8), torch.randn(3, 2, 8), torch.arange(3), torch.randn(5, 6)),
         *(torch.empty(3, 4, 8), torch.empty(3, 2, 8), True),

@@ -64,22 +64,29 @@ INLINE const typename T::Lane* panel_at(const PackedLinear& linear, int64_t pane
            panel * depth_of<T>(linear.in_features) * kPanelOutputs;
 }
 
-// The panels that this thread of a team multiplies by.
-INLINE Span own_panels(const PackedLinear& linear) {
-    return part_of(panels_of(linear.out_features), omp_get_thread_num(), omp_get_num_threads());
+// What one of `count` threads multiplies by.
+struct Share {
+    PackedLinear linear;
+    int64_t index, count;
+
+    Span panels() const { return part_of(panels_of(linear.out_features), index, count); }
+};
+INLINE Share own_share(const PackedLinear& linear) {
+    return {linear, omp_get_thread_num(), omp_get_num_threads()};
 }
 
-// Multiply the rows of one block with this thread's panels; `next` is what it is needed for then.
+// Multiply the rows of one block with a thread's panels; `next` is what it multiplies by then.
 template <class T>
-void multiply_panels(const Product& product, Scalars<T> x, Span rows, const PackedLinear* next) {
+void multiply_panels(const Product& product, Scalars<T> x, Span rows, const Share& own,
+                     const Share* next) {
     const int64_t count = rows.end - rows.begin, tiles = tiles_of<T>(count);
-    const Span panels = own_panels(product.linear);
+    const Span panels = own.panels();
     for (int64_t p = panels.begin; p < panels.end; ++p) {
         const bool is_last = p + 1 == panels.end;
-        const PackedLinear* const ahead = is_last ? next : &product.linear;
-        const int64_t steps = ahead ? depth_of<T>(ahead->in_features) : 0;
+        const Share* const ahead = is_last ? next : &own;
+        const int64_t steps = ahead ? depth_of<T>(ahead->linear.in_features) : 0;
         const auto* const fetched =
-            ahead ? panel_at<T>(*ahead, is_last ? own_panels(*ahead).begin : p + 1) : nullptr;
+            ahead ? panel_at<T>(ahead->linear, is_last ? ahead->panels().begin : p + 1) : nullptr;
         for (int64_t t = 0; t < tiles; ++t) {
             const Span tile = part_of(count, t, tiles);
             const auto run = tile_function<T, kTileRows<T>>(tile.end - tile.begin);
@@ -89,29 +96,121 @@ void multiply_panels(const Product& product, Scalars<T> x, Span rows, const Pack
     }
 }
 
+// Some rows of a product as tiles read them: where they are if they can be.
+template <class T>
+struct PreparedRows {
+    using Scalar = typename T::Scalar;
+    Scalars<T> x;
+    std::unique_ptr<Scalar[]> packed;
+
+    PreparedRows(const Product& product, Span rows, int threads)
+        : x{static_cast<const Scalar*>(product.x), product.x_stride / T::kPerLane} {
+        using Element = typename T::Element;
+        if (Rows<T>::in_place(product)) return;
+        const int64_t in_features = product.linear.in_features, count = rows.end - rows.begin;
+        x.stride = packed_stride<T>(in_features);
+        packed.reset(new Scalar[count * x.stride]);
+        Scalar* const first = packed.get() - rows.begin * x.stride;
+        x.first = first;
+        // A team is waited for longer than one thread packs a few rows.
+#pragma omp parallel for num_threads(threads) if (count * in_features > kSerialElements)
+        for (int64_t row = rows.begin; row < rows.end; ++row)
+            Rows<T>::pack(static_cast<const Element*>(product.x) + row * product.x_stride,
+                          in_features, first + row * x.stride);
+    }
+};
+
+INLINE int64_t blocks_of(int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows; }
+
 template <class T>
 void multiply(const Product& product, int threads) {
-    using Element = typename T::Element;
-    using Scalar = typename T::Scalar;
-    const int64_t in_features = product.linear.in_features;
-    const int64_t blocks = (product.rows + kBlockRows - 1) / kBlockRows;
-    const bool in_place = Rows<T>::in_place(product);
-    Scalars<T> x = {static_cast<const Scalar*>(product.x), product.x_stride / T::kPerLane};
-    std::unique_ptr<Scalar[]> packed;
-    if (!in_place) {
-        x.stride = packed_stride<T>(in_features);
-        packed.reset(new Scalar[product.rows * x.stride]);
-        x.first = packed.get();
-        // A team is waited for longer than one thread packs a few rows.
-#pragma omp parallel for num_threads(threads) if (product.rows * in_features > kSerialElements)
-        for (int64_t row = 0; row < product.rows; ++row)
-            Rows<T>::pack(static_cast<const Element*>(product.x) + row * product.x_stride,
-                          in_features, packed.get() + row * x.stride);
-    }
+    const PreparedRows<T> prepared(product, {0, product.rows}, threads);
+    const int64_t blocks = blocks_of(product.rows);
 #pragma omp parallel num_threads(threads) if (threads > 1)
-    for (int64_t block = 0; block < blocks; ++block)
-        multiply_panels<T>(product, x, part_of(product.rows, block, blocks),
-                           block + 1 < blocks ? &product.linear : product.next);
+    {
+        const Share own = own_share(product.linear);
+        const Share next = product.next ? own_share(*product.next) : own;
+        for (int64_t block = 0; block < blocks; ++block)
+            multiply_panels<T>(product, prepared.x, part_of(product.rows, block, blocks), own,
+                               block + 1 < blocks ? &own : product.next ? &next : nullptr);
+    }
+}
+
+// Weights of one shape behind each other in memory, and which rows each multiplies: those from
+// starts[group] to starts[group + 1].
+struct Groups {
+    const PackedLinear& first;
+    const int64_t* starts;
+    int64_t count, bytes;  // of weights; of one of them
+
+    Span rows(int64_t group) const { return {starts[group], starts[group + 1]}; }
+    // The first group from `group` on that has rows, or `count`.
+    int64_t with_rows(int64_t group) const {
+        while (group < count && starts[group] == starts[group + 1]) ++group;
+        return group;
+    }
+    // This thread's part of a group. Threads take turns, for small weights are not for all of them.
+    Share share(int64_t group) const {
+        Share own = own_share(first);
+        own.index = (own.index + group) % own.count;
+        own.linear.panels = static_cast<const char*>(first.panels) + group * bytes;
+        return own;
+    }
+};
+
+// A thread goes from group to group without waiting for others: no output is of two of them.
+template <class T>
+void multiply_own_parts(Product product, Scalars<T> x, const Groups& groups) {
+    for (int64_t group = groups.with_rows(0); group < groups.count;) {
+        const int64_t following = groups.with_rows(group + 1);
+        const bool is_last = following == groups.count;
+        const Share own = groups.share(group), next = groups.share(is_last ? group : following);
+        const Span rows = groups.rows(group);
+        const int64_t size = rows.end - rows.begin, blocks = blocks_of(size);
+        product.linear = own.linear;
+        for (int64_t block = 0; block < blocks; ++block) {
+            const Span part = part_of(size, block, blocks);
+            multiply_panels<T>(product, x, {rows.begin + part.begin, rows.begin + part.end}, own,
+                               block + 1 < blocks ? &own : is_last ? nullptr : &next);
+        }
+        group = following;
+    }
+}
+
+template <class T>
+void multiply_groups(const Product& product, const int64_t* starts, int64_t count, int threads) {
+    const int64_t in_features = product.linear.in_features;
+    const int64_t out_features = product.linear.out_features;
+    const int64_t bytes = product.linear.is_int8
+                              ? octavo_packed_int8_size(in_features, out_features)
+                              : packed_size<T>(in_features, out_features);
+    const PreparedRows<T> prepared(product, {starts[0], starts[count]}, threads);
+    const Groups groups = {product.linear, starts, count, bytes};
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    multiply_own_parts<T>(product, prepared.x, groups);
+}
+
+// The first group whose rows are not some of [0, rows) that follow those before it, or -1.
+int64_t invalid_group(const int64_t* starts, int64_t count, int64_t rows) {
+    for (int64_t group = 0; group < count; ++group)
+        if (starts[group] < 0 || starts[group + 1] < starts[group] || starts[group + 1] > rows)
+            return group;
+    return -1;
+}
+
+int64_t multiply_groups_into(Form form, int element, const void* x, const PackedLinear& first,
+                             const int64_t* starts, int64_t count, void* out, int64_t rows,
+                             const int64_t* strides, int threads) {
+    const int64_t invalid = invalid_group(starts, count, rows);
+    if (invalid >= 0 || starts[0] == starts[count]) return invalid;
+    const auto floats = for_element(element, multiply_groups<Float32>, multiply_groups<BFloat16>,
+                                    multiply_groups<Float16>);
+    const auto integers =
+        for_element(element, multiply_groups<Int8<Float32>>, multiply_groups<Int8<BFloat16>>,
+                    multiply_groups<Int8<Float16>>);
+    const auto run = first.is_int8 ? integers : floats;
+    run({form, x, out, rows, strides[0], strides[1], first, nullptr}, starts, count, threads);
+    return -1;
 }
 
 void multiply_into(Form form, int element, const void* x, const PackedLinear& linear, void* out,
@@ -155,6 +254,20 @@ void octavo_silu_linear(int element, const void* x, const PackedLinear* linear, 
                         int64_t rows, const int64_t* strides, const PackedLinear* next,
                         int threads) {
     multiply_into(kSilu, element, x, *linear, out, rows, strides, next, threads);
+}
+
+int64_t octavo_grouped_linear(int element, const void* x, const PackedLinear* first,
+                              const int64_t* starts, int64_t count, void* out, int64_t rows,
+                              const int64_t* strides, int threads) {
+    return multiply_groups_into(kRounded, element, x, *first, starts, count, out, rows, strides,
+                                threads);
+}
+
+int64_t octavo_grouped_silu_linear(int element, const void* x, const PackedLinear* first,
+                                   const int64_t* starts, int64_t count, void* out, int64_t rows,
+                                   const int64_t* strides, int threads) {
+    return multiply_groups_into(kSilu, element, x, *first, starts, count, out, rows, strides,
+                                threads);
 }
 
 }  // extern "C"

@@ -50,4 +50,17 @@ void octavo_silu_linear(int element, const void* x, const PackedLinear* linear, 
                         int64_t rows, const int64_t* strides, const PackedLinear* next,
                         int threads);
 
+// octavo_linear of groups of rows, each with a weight of its own: rows [starts[g], starts[g + 1])
+// of x with the g-th of `count` weights, which lie behind each other in memory, all of the shape of
+// `first`, without bias. Returns the first group that is not within the rows or begins before the
+// end of the one before it, and then nothing is computed, or -1.
+int64_t octavo_grouped_linear(int element, const void* x, const PackedLinear* first,
+                              const int64_t* starts, int64_t count, void* out, int64_t rows,
+                              const int64_t* strides, int threads);
+
+// octavo_silu_linear of the same.
+int64_t octavo_grouped_silu_linear(int element, const void* x, const PackedLinear* first,
+                                   const int64_t* starts, int64_t count, void* out, int64_t rows,
+                                   const int64_t* strides, int threads);
+
 }  // extern "C"

@@ -66,6 +66,13 @@ def test_linear(has_bias, device, as_on_a_gpu, assert_near):
     assert_near(actual.cpu(), octavo_kernels.linear_reference(*arguments))
 
 
+def test_grouped_linear(device, as_on_a_gpu, assert_near):
+    as_on_a_gpu("grouped_linear")
+    arguments = (torch.randn(3, 40), torch.randn(2, 7, 40), torch.tensor([0, 1, 3]))
+    actual = octavo_kernels.grouped_linear(*(tensor.to(device) for tensor in arguments))
+    assert_near(actual.cpu(), octavo_kernels.grouped_linear_reference(*arguments))
+
+
 def test_choice_of_tokens(device, as_on_a_gpu, assert_near):
     for name in ("greedy", "sample", "token_logprobs"):
         as_on_a_gpu(name)
