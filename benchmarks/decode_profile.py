@@ -77,20 +77,20 @@ class StepParts:
         calls: dict[str, list[Call]] = {name: [] for name in PARTS[:-1]}
         for index, layer in enumerate(self.model.decoder.weights.layers):
             for linear, x, out, name in (
-                (layer.qkv, self._hidden, self._heads, "linear"),
-                (layer.o, self._attended, self._hidden, "linear"),
-                (layer.gate_up, self._hidden, self._inner, "silu_linear"),
-                (layer.down, self._inner, self._hidden, "linear"),
+                (layer.attention.qkv, self._hidden, self._heads, "linear"),
+                (layer.attention.o, self._attended, self._hidden, "linear"),
+                (layer.mlp.gate_up, self._hidden, self._inner, "silu_linear"),
+                (layer.mlp.down, self._inner, self._hidden, "linear"),
             ):
                 calls["matrix products"].append(self._product(linear.native, x, out, name))
             calls["attention"].append(self._attention(index))
             calls["rotation and KV write"].append(self._write(index))
-            norms = (layer.input_norm, layer.mlp_norm)
+            norms = (layer.input_norm.weight, layer.mlp_norm.weight)
             calls["norms"] += map(self._add_norm, norms)
         weights = self.model.decoder.weights
         head = (weights.lm_head.native, self._hidden, self._logits, "linear_to_float32")
         calls["matrix products"].append(self._product(*head))
-        calls["norms"].append(self._add_norm(weights.final_norm))
+        calls["norms"].append(self._add_norm(weights.final_norm.weight))
         calls["sampling"].append(partial(greedy, self._logits))
         return calls
 
@@ -113,11 +113,12 @@ class StepParts:
             *(self._shape, batch, self._heads, self._attended, *self._kv(layer), None),
             spec.num_heads // spec.num_kv_heads,
             strides_of(self._heads.stride(0), self._attended.stride(0)),
-            *(spec.head_dim**-0.5, 0.0, spec.windows[layer] or 0),
+            *(spec.attention_scale, 0.0, spec.windows[layer] or 0),
         )
 
     def _write(self, layer: int) -> Call:
-        spec, cos_sin = self.model.spec, self.model.decoder.weights.cos_sin
+        spec = self.model.spec
+        cos_sin = self.model.decoder.weights.layers[layer].attention.cos_sin
         heads = self._heads.view(self.batch, -1, spec.head_dim)
         q, k, v = heads.split([spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         return self._call(
@@ -128,7 +129,7 @@ class StepParts:
         )
 
     def _add_norm(self, weight: torch.Tensor) -> Call:
-        size, eps = self._hidden.shape[1], self.model.spec.rms_norm_eps
+        size, eps = self._hidden.shape[1], self.model.spec.norm.eps
         tensors = (self._hidden, self._residual, weight, self._hidden, self._residual)
         strides = strides_of(*[size] * 4)
         return self._call("add_rms_norm", self._code, *tensors, self.batch, size, strides, eps)

@@ -6,7 +6,9 @@ Knows how a model's parts are put together, and nothing of how they are run.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,13 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.executor.model_runner import ModelLoader
-from octavo.model.decoder import Decoder, DecoderWeights, LayerWeights
-from octavo.model.layers import Embedding, PackedLinear
+from octavo.model.decoder import Decoder
+from octavo.model.families import spec_from_config
+from octavo.model.layers import PackedLinear
 from octavo.model.loader import LoadedModel
-from octavo.model.rope import rotary_table
-from octavo.model.spec import ModelSpec
+from octavo.model.shard import WHOLE, ModelPart
+from octavo.model.tensor_names import expected_tensors
+from octavo.model.weight_reader import WeightReader
 from octavo_kernels import KVCacheShape, make_attention_backend
 
 
@@ -77,13 +81,16 @@ def random_model(size: ModelSize, dtype: torch.dtype, device: torch.device) -> M
     """Return what makes a random model on the device whenever a runner asks for one."""
 
     def load(config: EngineConfig) -> LoadedModel:
-        spec = ModelSpec.from_hf_config(size.config())
+        spec = spec_from_config(size.config())
         max_len = config.max_model_len or spec.max_position_embeddings
         shape = KVCacheShape(
             spec.num_layers, spec.num_kv_heads, spec.head_dim, config.block_size, dtype
         )
         attention = make_attention_backend(shape, device)
-        weights = _weights(spec, max_len, _Drawer(dtype, device, _std(size), config.deterministic))
+        make_linear = partial(PackedLinear, deterministic=config.deterministic)
+        tensors = _RandomTensors(expected_tensors(spec), device, _std(size))
+        part = ModelPart.of(spec, WHOLE)
+        weights = WeightReader(tensors, part, dtype, device, make_linear).read(max_len)
         decoder = Decoder(spec, weights, attention)
         return LoadedModel(spec, decoder, attention, dtype, device, Path("random"), max_len)
 
@@ -96,51 +103,18 @@ def _std(size: ModelSize) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawer:
-    """Draws weights on a device."""
+class _RandomTensors:
+    """Draws the tensors of a checkpoint on a device."""
 
-    dtype: torch.dtype
+    shapes: Mapping[str, tuple[int, ...]]
     device: torch.device
     std: float
-    deterministic: bool
 
-    def tensor(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self.dtype, device=self.device).normal_(std=self.std)
-
-    def norm(self, size: int) -> torch.Tensor:
-        return torch.ones(size, dtype=self.dtype, device=self.device)
-
-    def linear(
-        self, out_features: int, in_features: int, *, is_gated: bool = False
-    ) -> PackedLinear:
-        weight = self.tensor(out_features, in_features)
-        return PackedLinear(weight, is_gated=is_gated, deterministic=self.deterministic)
-
-
-def _weights(spec: ModelSpec, max_len: int, draw: _Drawer) -> DecoderWeights:
-    hidden = spec.hidden_size
-    return DecoderWeights(
-        embedding=Embedding(draw.tensor(spec.vocab_size, hidden)),
-        layers=tuple(_layer(spec, draw) for _ in range(spec.num_layers)),
-        final_norm=draw.norm(hidden),
-        lm_head=draw.linear(spec.vocab_size, hidden),
-        cos_sin=rotary_table(spec.rope, max_len).to(draw.device),
-    )
-
-
-def _layer(spec: ModelSpec, draw: _Drawer) -> LayerWeights:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    return LayerWeights(
-        input_norm=draw.norm(hidden),
-        qkv=draw.linear(q_size + 2 * kv_size, hidden),
-        q_norm=None,
-        k_norm=None,
-        o=draw.linear(hidden, q_size),
-        mlp_norm=draw.norm(hidden),
-        gate_up=draw.linear(2 * inner, hidden, is_gated=True),
-        down=draw.linear(hidden, inner),
-    )
+    def tensor(self, name: str, *part: slice) -> torch.Tensor:
+        full = self.shapes[name]
+        sizes = [len(range(*one.indices(size))) for one, size in zip(part, full, strict=False)]
+        tensor = torch.empty([*sizes, *full[len(sizes) :]], device=self.device)
+        return tensor.fill_(1.0) if "norm" in name else tensor.normal_(std=self.std)
 
 
 def weight_bytes(size: ModelSize, itemsize: int) -> int:

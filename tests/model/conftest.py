@@ -24,12 +24,18 @@ TINY = {
     "max_position_embeddings": 256,
     "initializer_range": 0.15,
     "eos_token_id": None,
+    "pad_token_id": None,
 }
 MODELS = {
     "llama": transformers.LlamaForCausalLM,
     "mistral": transformers.MistralForCausalLM,
+    "smollm3": transformers.SmolLM3ForCausalLM,
     "qwen2": transformers.Qwen2ForCausalLM,
     "qwen3": transformers.Qwen3ForCausalLM,
+    "phi3": transformers.Phi3ForCausalLM,
+    "granite": transformers.GraniteForCausalLM,
+    "olmo2": transformers.Olmo2ForCausalLM,
+    "olmo3": transformers.Olmo3ForCausalLM,
 }
 
 

@@ -18,6 +18,19 @@ YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 5000.0,
+    "partial_rotary_factor": 0.6,
+    "short_factor": [1.0, 1.1, 1.4],
+    "long_factor": [1.5, 3.0, 4.5],
+}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 0.3,
+}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 700.0, "factor": 2.0}
 
 # What each case is there for is its name.
@@ -40,6 +53,33 @@ CASES = {
     ),
     "qwen3": ("qwen3", {"head_dim": 16}),
     "qwen3-biases": ("qwen3", {"head_dim": 22, "attention_bias": True}),
+    "smollm3-one-layer-not-rotated": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
+    "smollm3-window-where-not-rotated": (
+        "smollm3",
+        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 20},
+    ),
+    "phi3-window": ("phi3", {"sliding_window": 20}),
+    "phi3-partial-longrope-kept-short": (
+        "phi3",
+        {
+            "rope_parameters": LONG_ROPE,
+            "original_max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite": ("granite", {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
+    "olmo2": ("olmo2", {"attention_bias": True}),
+    "olmo3-windows-and-yarn": (
+        "olmo3",
+        {
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": YARN_ROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+        },
+    ),
 }
 
 

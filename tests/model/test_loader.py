@@ -78,7 +78,7 @@ def test_every_linear_is_told_whether_rows_may_depend_on_each_other(tied, make_c
         weights = load(directory, deterministic=deterministic).decoder.weights
         linears = [weights.lm_head]
         for layer in weights.layers:
-            linears += [layer.qkv, layer.o, layer.gate_up, layer.down]
+            linears += [layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down]
         assert {linear.deterministic for linear in linears} == {deterministic}
 
 
@@ -254,9 +254,9 @@ def test_int8_quantizes_every_linear_layer_and_nothing_else(make_checkpoint, loa
     weights = load(directory, dtype, quantization="int8").decoder.weights
     linears = [weights.lm_head]
     for layer in weights.layers:
-        linears += [layer.qkv, layer.o, layer.gate_up, layer.down]
+        linears += [layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down]
     assert {linear.native.panels.dtype for linear in linears} == {torch.uint8}
-    assert weights.final_norm.dtype == weights.embedding.dtype == getattr(torch, dtype)
+    assert weights.final_norm.weight.dtype == weights.embedding.dtype == getattr(torch, dtype)
     embedding = model.get_input_embeddings().weight
     assert torch.equal(
         weights.embedding(torch.arange(9)), embedding[:9].to(weights.embedding.dtype)

@@ -4,8 +4,9 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from octavo.errors import ConfigError
+from octavo.model.families import spec_from_config
 from octavo.model.rope import RopeSpec, inverse_frequencies, rotary_table
-from octavo.model.spec import ModelSpec
+from octavo.model.spec import ModelSpec, NormSpec
 
 # As on the hub today, written by transformers 4: rope_theta and rope_scaling stand on their own.
 OLD_LLAMA = {
@@ -70,7 +71,7 @@ OLD_QWEN2 = {
 
 
 def test_a_llama_config_of_transformers_4_is_read_whole():
-    assert ModelSpec.from_hf_config(OLD_LLAMA) == ModelSpec(
+    assert spec_from_config(OLD_LLAMA) == ModelSpec(
         architecture="LlamaForCausalLM",
         vocab_size=128256,
         hidden_size=2048,
@@ -79,22 +80,22 @@ def test_a_llama_config_of_transformers_4_is_read_whole():
         num_heads=32,
         num_kv_heads=8,
         head_dim=64,
-        rms_norm_eps=1e-05,
         max_position_embeddings=131072,
-        rope=RopeSpec(
-            dim=64,
-            theta=500000.0,
-            kind="llama3",
-            factor=32.0,
-            original_max_len=8192,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-        ),
+        norm=NormSpec("rms", 1e-05),
+        ropes=(
+            RopeSpec(
+                dim=64,
+                theta=500000.0,
+                kind="llama3",
+                factor=32.0,
+                original_max_len=8192,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+            ),
+        )
+        * 16,
         windows=(None,) * 16,
-        qkv_bias=False,
-        o_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
+        attention_scale=0.125,
         tied_embeddings=True,
         eos_token_ids=(128001, 128008, 128009),
         dtype="bfloat16",
@@ -102,10 +103,10 @@ def test_a_llama_config_of_transformers_4_is_read_whole():
 
 
 def test_a_qwen2_config_of_transformers_4_has_qkv_biases_and_no_window():
-    spec = ModelSpec.from_hf_config(OLD_QWEN2)
-    assert (spec.qkv_bias, spec.o_bias, spec.mlp_bias, spec.qk_norm) == (True, False, False, False)
+    spec = spec_from_config(OLD_QWEN2)
+    assert (spec.qkv_bias, spec.o_bias, spec.mlp_bias, spec.qk_norm) == (True, False, False, None)
     assert spec.windows == (None,) * 24
-    assert spec.rope == RopeSpec(dim=64, theta=1000000.0)
+    assert spec.ropes == (RopeSpec(dim=64, theta=1000000.0),) * 24
     assert spec.eos_token_ids == (151645,)
 
 
@@ -120,26 +121,24 @@ def test_a_qwen2_config_of_transformers_4_has_qkv_biases_and_no_window():
     ids=lambda config: config.model_type,
 )
 def test_a_config_object_of_transformers_5_reads_as_its_json(config):
-    spec = ModelSpec.from_hf_config(config)
-    assert spec == ModelSpec.from_hf_config(config.to_diff_dict())
+    spec = spec_from_config(config)
+    assert spec == spec_from_config(config.to_diff_dict())
     assert spec.head_dim == 128
-    assert spec.rope == RopeSpec(dim=128, theta=10000.0)
+    assert set(spec.ropes) == {RopeSpec(dim=128, theta=10000.0)}
 
 
 def test_old_and_new_place_of_rope_parameters_read_alike():
     old = {k: v for k, v in OLD_LLAMA.items() if not k.startswith("rope_")}
     parameters = {**OLD_LLAMA["rope_scaling"], "rope_theta": 500000.0}
-    assert ModelSpec.from_hf_config({**old, "rope_parameters": parameters}) == (
-        ModelSpec.from_hf_config(OLD_LLAMA)
-    )
+    assert spec_from_config({**old, "rope_parameters": parameters}) == (spec_from_config(OLD_LLAMA))
 
 
 def test_windows_follow_layer_types_and_max_window_layers():
     window = {"use_sliding_window": True, "sliding_window": 64, "num_hidden_layers": 3}
-    spec = ModelSpec.from_hf_config({**OLD_QWEN2, **window, "max_window_layers": 1})
+    spec = spec_from_config({**OLD_QWEN2, **window, "max_window_layers": 1})
     assert spec.windows == (None, 64, 64)
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    spec = ModelSpec.from_hf_config({**OLD_QWEN2, **window, "layer_types": kinds})
+    spec = spec_from_config({**OLD_QWEN2, **window, "layer_types": kinds})
     assert spec.windows == (64, None, 64)
 
 
@@ -161,7 +160,7 @@ def test_windows_follow_layer_types_and_max_window_layers():
         ({"sliding_window": 4096}, "sliding_window = 4096, which is not understood"),
         ({"rope_interleaved": True}, "rope_interleaved = True, which is not understood"),
         ({"logit_scale": 0.5}, "logit_scale = 0.5, which is not understood"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type = 'dynamic'"),
+        ({"rope_scaling": {"rope_type": "proportional"}}, "rope_type = 'proportional'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "has no factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2, "new": 1}}, "new = 1, which"),
         ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial or odd rotary dimensions"),
@@ -169,7 +168,7 @@ def test_windows_follow_layer_types_and_max_window_layers():
 )
 def test_what_is_not_understood_is_refused_by_name(change, message):
     with pytest.raises(ConfigError) as error:
-        ModelSpec.from_hf_config({**OLD_LLAMA, **change})
+        spec_from_config({**OLD_LLAMA, **change})
     assert message in str(error.value)
 
 
@@ -184,7 +183,7 @@ def test_what_is_not_understood_is_refused_by_name(change, message):
 )
 def test_contradictory_windows_are_refused(change, message):
     with pytest.raises(ConfigError) as error:
-        ModelSpec.from_hf_config({**OLD_QWEN2, **change})
+        spec_from_config({**OLD_QWEN2, **change})
     assert message in str(error.value)
 
 
@@ -192,6 +191,14 @@ ROPES = {
     "default": {"rope_type": "default", "rope_theta": 100000.0},
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
     "llama3": {**OLD_LLAMA["rope_scaling"], "rope_theta": 500000.0},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 3.3},
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0 + index / 50 for index in range(64)],
+        "long_factor": [2.0 + index / 3 for index in range(64)],
+        "original_max_position_embeddings": 4096,
+    },
     "yarn": {
         "rope_type": "yarn",
         "rope_theta": 1000000.0,
@@ -225,10 +232,10 @@ def test_rotary_table_has_transformers_own_bits(parameters):
         max_position_embeddings=131072, rope_parameters=dict(parameters)
     )
     reference = LlamaRotaryEmbedding(config)
-    rope = ModelSpec.from_hf_config(config).rope
+    rope = spec_from_config(config).ropes[0]
     positions = torch.arange(3000)
     cos, sin = reference(torch.empty(0), positions[None])
     half = rope.dim // 2
-    assert torch.equal(inverse_frequencies(rope), reference.inv_freq)
+    assert torch.equal(inverse_frequencies(rope, 3000), reference.inv_freq)
     expected = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1)
     assert torch.equal(rotary_table(rope, 3000), expected)

@@ -67,6 +67,22 @@ class ConfigFields:
         self._rest.pop(name, None)
         return None
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """Take a list of positive numbers, which must be there."""
+        values = self._value(name, None)
+        if not isinstance(values, list) or not values:
+            raise self.error(name, values, "a list of positive numbers")
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise self.error(name, values, "a list of positive numbers")
+        return tuple(map(float, values))
+
+    def only(self, name: str, allowed: float) -> None:
+        """Take a field that may be absent or null, and else has this one value."""
+        value = self._value(name, allowed)
+        if value != allowed:
+            raise self.error(name, value, f"{allowed}")
+
     def flag(self, name: str, default: bool) -> bool:
         """Take true or false."""
         value = self._value(name, default)

@@ -1,4 +1,4 @@
-"""The native decoder of the Llama family: a flat row of tokens in, logits of chosen rows out.
+"""The native decoder of all families: a flat row of tokens in, logits of chosen rows out.
 
 One step's tokens of all sequences lie behind each other in one row; positions, block tables and
 lengths come with the metadata. It may be one part of a model, of a pipeline stage or of a tensor
@@ -8,59 +8,19 @@ KV cache is laid out is the attention backend's affair, and how ranks speak that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch.compiler import is_compiling
 
+from octavo.model.blocks import StepInputs
 from octavo.model.collectives import ALONE, Collectives
-from octavo.model.layers import Embedding, PackedLinear
+from octavo.model.layer_weights import DecoderWeights, LayerWeights
+from octavo.model.native_parts import native_layers
+from octavo.model.norms import Norm
 from octavo.model.spec import ModelSpec
 from octavo.model.vocabulary import DividedVocabulary
-from octavo_kernels import (
-    AttentionBackend,
-    AttentionMetadata,
-    KVCache,
-    LayerParts,
-    NativeLayers,
-    SharedParts,
-    add_rms_norm,
-    make_native_layers,
-    rms_norm,
-    silu_and_mul,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """Weights of one layer; norms are [size] tensors."""
-
-    input_norm: torch.Tensor
-    qkv: PackedLinear
-    """hidden -> queries, then keys, then values of all heads."""
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    o: PackedLinear
-    mlp_norm: torch.Tensor
-    gate_up: PackedLinear
-    """hidden -> gate, then up; packed as gated."""
-    down: PackedLinear
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderWeights:
-    """All weights of a decoder, in one dtype on one device."""
-
-    embedding: Embedding | None
-    """None past the first stage of a pipeline."""
-    layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor | None
-    lm_head: PackedLinear | None
-    """None before the last stage, as the norm is."""
-    cos_sin: torch.Tensor
-    """[max_len, rotary_dim] float32, as `rotary_table` makes it."""
+from octavo_kernels import AttentionBackend, AttentionMetadata, KVCache
 
 
 class States(NamedTuple):
@@ -99,21 +59,15 @@ class Decoder:
         self.weights = weights
         self.attention = attention
         self._collectives = collectives
-        self._scale = spec.head_dim**-0.5
         is_whole = collectives.size == 1
-        shared = SharedParts(
-            eps=spec.rms_norm_eps,
-            scale=self._scale,
-            cos_sin=weights.cos_sin,
-            sum_hidden_=None if is_whole else collectives.sum_,
-        )
-        self._native = _native_layers(spec.windows, weights.layers, attention, shared)
+        sum_ = None if is_whole else collectives.sum_
+        self._native = native_layers(spec, weights.layers, attention, sum_)
         self._vocabulary = None if is_whole else DividedVocabulary(spec.vocab_size, collectives)
 
     @property
     def max_len(self) -> int:
-        """Number of positions the rotary table covers."""
-        return self.weights.cos_sin.shape[0]
+        """Number of positions the rotary tables cover."""
+        return self.weights.max_len
 
     @torch.inference_mode()
     def forward(
@@ -157,8 +111,11 @@ class Decoder:
         embedding = self.weights.embedding
         assert embedding is not None, "token ids are embedded in the first stage"
         if self._vocabulary is None:
-            return embedding(token_ids)
-        return self._vocabulary.embed(embedding, token_ids)
+            embedded = embedding(token_ids)
+        else:
+            embedded = self._vocabulary.embed(embedding, token_ids)
+        scale = self._embedding_scale(embedded.dtype)
+        return embedded if scale == 1.0 else embedded.mul_(scale)
 
     @torch.inference_mode()
     def run_layers(
@@ -171,7 +128,7 @@ class Decoder:
         """Run a stage's layers from its residual stream [num_tokens, hidden], which is mutated."""
         if self._native is not None and not is_compiling():
             return States(self._native(residual, positions, kv_cache, metadata), residual)
-        return States(*self._run_layers(residual, positions, kv_cache, metadata))
+        return self._run_layers(residual, StepInputs(positions, kv_cache, metadata))
 
     @torch.inference_mode()
     def project(
@@ -191,87 +148,72 @@ class Decoder:
         if out is None:
             out = hidden.new_empty((len(rows), self.spec.vocab_size), dtype=torch.float32)
         if len(rows):
-            weight, head = self.weights.final_norm, self.weights.lm_head
-            assert weight is not None, "logits are made in the last stage"
+            norm, head = self.weights.final_norm, self.weights.lm_head
+            assert norm is not None, "logits are made in the last stage"
             assert head is not None
-            normed, _ = add_rms_norm(hidden[rows], residual[rows], weight, self.spec.rms_norm_eps)
-            if self._vocabulary is not None:
-                return self._vocabulary.gather(head(normed), out)
-            head(normed, out=out)
+            normed, _ = norm.add(hidden[rows], residual[rows])
+            if self._vocabulary is None:
+                head(normed, out=out)
+            else:
+                out = self._vocabulary.gather(head(normed), out)
+            self._finish_logits_(out)
         return out
 
-    def _run_layers(
-        self,
-        residual: torch.Tensor,
-        positions: torch.Tensor,
-        kv_cache: KVCache,
-        metadata: AttentionMetadata,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the last layer's output, and the residual stream it is still to be added to."""
-        weights, eps = self.weights, self.spec.rms_norm_eps
-        hidden = rms_norm(residual, weights.layers[0].input_norm, eps)
-        next_norms = [layer.input_norm for layer in weights.layers[1:]]
-        for index, layer in enumerate(weights.layers):
-            hidden = self._attend(index, hidden, positions, kv_cache, metadata)
-            self._collectives.sum_(hidden)
-            hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, eps)
-            hidden = layer.down(silu_and_mul(layer.gate_up(hidden)))
-            self._collectives.sum_(hidden)
-            if index < len(next_norms):
-                hidden, residual = add_rms_norm(hidden, residual, next_norms[index], eps)
-        return hidden, residual
+    def _run_layers(self, residual: torch.Tensor, step: StepInputs) -> States:
+        hidden = None
+        for index, layer in enumerate(self.weights.layers):
+            hidden, residual = self._run_layer(index, layer, hidden, residual, step)
+        assert hidden is not None, "a part has a layer"
+        return States(hidden, residual)
 
-    def _attend(
+    def _run_layer(
         self,
         index: int,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
-        kv_cache: KVCache,
-        metadata: AttentionMetadata,
-    ) -> torch.Tensor:
-        """Return the attention block's output, [num_tokens, hidden], of the part's heads."""
-        spec, layer = self.spec, self.weights.layers[index]
-        num_tokens = hidden.shape[0]
-        heads = layer.qkv(hidden).view(num_tokens, -1, spec.head_dim)
-        first_key, first_value = spec.num_heads, spec.num_heads + spec.num_kv_heads
-        q, k, v = heads[:, :first_key], heads[:, first_key:first_value], heads[:, first_value:]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = rms_norm(q, layer.q_norm, spec.rms_norm_eps)
-            k = rms_norm(k, layer.k_norm, spec.rms_norm_eps)
-        cos_sin, slots = self.weights.cos_sin, metadata.slot_mapping
-        q = self.attention.rope_and_write_kv_cache(
-            q, k, v, positions, cos_sin, kv_cache, index, slots, q_out=q
-        )
-        attended = self.attention.paged_attention(
-            q, kv_cache, index, metadata, scale=self._scale, window=spec.windows[index]
-        )
-        return layer.o(attended.view(num_tokens, -1))
+        layer: LayerWeights,
+        hidden: torch.Tensor | None,
+        residual: torch.Tensor,
+        step: StepInputs,
+    ) -> States:
+        """Run one layer after what the one before made, which is still to be added."""
+        normed, residual = _advance(hidden, residual, layer.input_norm)
+        attended = layer.attention(normed, step, self.attention, index)
+        attended = self._finish(attended, layer.attention_norm)
+        read, residual = _advance(attended, residual, layer.mlp_norm)
+        made = layer.mlp(normed if self.spec.is_parallel else read)
+        return States(self._finish(made, layer.output_norm), residual)
+
+    def _finish(self, made: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """Return what is to be added to the stream of what a block made; mutates it."""
+        self._collectives.sum_(made)
+        if norm is not None:
+            norm(made, out=made)
+        return made if self.spec.residual_scale == 1.0 else made.mul_(self.spec.residual_scale)
+
+    def _embedding_scale(self, dtype: torch.dtype) -> float:
+        scale = self.spec.embedding_scale
+        if scale == 1.0 or not self.spec.rounds_embedding_scale:
+            return scale
+        return torch.tensor(scale).to(dtype).item()
+
+    def _finish_logits_(self, logits: torch.Tensor) -> None:
+        """Do to logits what is left of the model; mutates them."""
+        if self.spec.logit_divisor != 1.0:
+            logits.div_(self.spec.logit_divisor)
+        cap = self.spec.logit_cap
+        if cap is not None:
+            logits.div_(cap).tanh_().mul_(cap)
 
 
-def _native_layers(
-    windows: Sequence[int | None],
-    layers: Sequence[LayerWeights],
-    attention: AttentionBackend,
-    shared: SharedParts,
-) -> NativeLayers | None:
-    """Return the layers as one native call, or None where they run operation by operation."""
-    parts = []
-    for layer, window in zip(layers, windows, strict=True):
-        qkv, o = layer.qkv.native, layer.o.native
-        gate_up, down = layer.gate_up.native, layer.down.native
-        if qkv is None or o is None or gate_up is None or down is None:
-            return None
-        parts.append(
-            LayerParts(
-                input_norm=layer.input_norm,
-                qkv=qkv,
-                q_norm=layer.q_norm,
-                k_norm=layer.k_norm,
-                o=o,
-                mlp_norm=layer.mlp_norm,
-                gate_up=gate_up,
-                down=down,
-                window=window,
-            )
-        )
-    return make_native_layers(attention, shared, parts)
+def _advance(
+    hidden: torch.Tensor | None, residual: torch.Tensor, norm: Norm | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add what the last block made, if there was one; return what the next reads, and the stream.
+
+    It reads the stream itself where there is no norm.
+    """
+    if hidden is None:
+        return residual if norm is None else norm(residual), residual
+    if norm is not None:
+        return norm.add(hidden, residual)
+    residual = hidden + residual
+    return residual, residual

@@ -17,11 +17,13 @@ from octavo.errors import ConfigError
 from octavo.model.checkpoint import Checkpoint, read_json
 from octavo.model.collectives import ALONE, Collectives
 from octavo.model.decoder import Decoder
+from octavo.model.families import read_token_ids, spec_from_config
 from octavo.model.layers import PackedLinear
 from octavo.model.location import checkpoint_directory
 from octavo.model.shard import WHOLE, ModelPart, Shard
-from octavo.model.spec import ModelSpec, read_token_ids
-from octavo.model.weight_reader import WeightReader, expected_tensors
+from octavo.model.spec import ModelSpec
+from octavo.model.tensor_names import EMBEDDING, expected_tensors
+from octavo.model.weight_reader import WeightReader
 from octavo_kernels import (
     AttentionBackend,
     KVCacheShape,
@@ -114,7 +116,7 @@ def read_spec(directory: Path, *, trust_remote_code: bool = False) -> ModelSpec:
             "model; set option trust_remote_code to true if Octavo's own decoder does the same, "
             "which is what computes in any case"
         )
-    spec = ModelSpec.from_hf_config(config)
+    spec = spec_from_config(config)
     generation_path = directory / "generation_config.json"
     if not generation_path.exists():
         return spec
@@ -130,7 +132,7 @@ def _ignored_tensors(spec: ModelSpec) -> tuple[str, ...]:
 def _dtype(option: str, spec: ModelSpec, checkpoint: Checkpoint) -> torch.dtype:
     name = spec.dtype if option == "auto" else option
     if name is None:
-        return checkpoint.tensor("model.embed_tokens.weight").dtype
+        return checkpoint.tensor(EMBEDDING).dtype
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 

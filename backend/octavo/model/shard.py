@@ -74,6 +74,7 @@ class ModelPart:
     """
 
     shard: Shard
+    whole: ModelSpec
     spec: ModelSpec
     """The whole model's, but for what the part has fewer of: layers, heads, inner columns."""
     layers: range
@@ -101,10 +102,11 @@ class ModelPart:
             num_heads=len(heads),
             num_kv_heads=len(kv_heads),
             intermediate_size=len(inner),
+            ropes=spec.ropes[layers.start : layers.stop],
             windows=spec.windows[layers.start : layers.stop],
         )
         tokens = divide(spec.vocab_size, shard.tp_size)[shard.tp_rank]
-        return cls(shard, part, layers, heads, kv_heads, inner, tokens)
+        return cls(shard, spec, part, layers, heads, kv_heads, inner, tokens)
 
 
 def divide(total: int, count: int) -> list[range]:
@@ -114,6 +116,11 @@ def divide(total: int, count: int) -> list[range]:
 
 
 def _check(spec: ModelSpec, shard: Shard) -> None:
+    if shard.tp_size > 1 and spec.qk_norm == "all":
+        raise ConfigError(
+            f"option tensor_parallel_size is {shard.tp_size} but must be 1: the model normalises "
+            "all its heads as one, which are not divided"
+        )
     if shard.pp_size > spec.num_layers:
         raise ConfigError(
             f"option pipeline_parallel_size is {shard.pp_size} but must be at most the "

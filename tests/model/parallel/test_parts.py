@@ -98,4 +98,4 @@ def test_pickled_weights_are_read_in_parts_too(make_checkpoint, read_by):
     every_row = torch.arange(106)
     assert torch.equal(weights.embedding(every_row), expected.embedding(every_row))
     x = torch.randn(3, 60, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(weights.layers[1].qkv(x), expected.layers[1].qkv(x))
+    assert torch.equal(weights.layers[1].attention.qkv(x), expected.layers[1].attention.qkv(x))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from octavo.errors import ConfigError
 from octavo.model.rope import RopeSpec
 from octavo.model.shard import WHOLE, ModelPart, Shard
-from octavo.model.spec import ModelSpec
+from octavo.model.spec import ModelSpec, NormSpec
 
 SPEC = ModelSpec(
     architecture="LlamaForCausalLM",
@@ -21,14 +21,11 @@ SPEC = ModelSpec(
     num_heads=12,
     num_kv_heads=3,
     head_dim=10,
-    rms_norm_eps=1e-5,
     max_position_embeddings=256,
-    rope=RopeSpec(10, 10_000.0),
+    norm=NormSpec("rms", 1e-5),
+    ropes=(RopeSpec(10, 10_000.0), None, RopeSpec(10, 500.0)),
     windows=(None, 20, 30),
-    qkv_bias=False,
-    o_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
+    attention_scale=10**-0.5,
     tied_embeddings=False,
     eos_token_ids=(),
     dtype=None,

@@ -1,0 +1,121 @@
+"""The two blocks of a layer, of one rank's part of it: attention over paged KV, and the MLP.
+
+What they return is the rank's term of a sum over the tensor group. They know nothing of norms
+around them, of the residual stream or of other layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from octavo.model.layers import PackedLinear
+from octavo.model.norms import Norm
+from octavo.model.spec import Activation
+from octavo_kernels import (
+    AttentionBackend,
+    AttentionMetadata,
+    KVCache,
+    gelu_and_mul,
+    silu_and_mul,
+)
+
+_GATED: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": silu_and_mul,
+    "gelu": gelu_and_mul,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What the layers are told of one step's tokens."""
+
+    positions: torch.Tensor
+    """[num_tokens] int64."""
+    kv_cache: KVCache
+    """Mutated at `metadata.slot_mapping`."""
+    metadata: AttentionMetadata
+    """Describes the same tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionForm:
+    """The numbers of one layer's attention; heads are those of the part."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    """Factor of the scores."""
+    score_cap: float | None
+    window: int | None
+    norms_all_heads: bool
+    """Whether the norms of queries and keys take all heads as one row, or each head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attend from each token to its own sequence's KV, which it writes first."""
+
+    form: AttentionForm
+    qkv: PackedLinear
+    """hidden -> queries, then keys, then values of all heads."""
+    q_norm: Norm | None
+    k_norm: Norm | None
+    cos_sin: torch.Tensor | None
+    """[max_len, rotary_dim] float32, as `rotary_table` makes it; None for no rotation."""
+    o: PackedLinear
+
+    def __call__(
+        self, hidden: torch.Tensor, step: StepInputs, backend: AttentionBackend, layer: int
+    ) -> torch.Tensor:
+        """Return what the part's heads add to the stream, [num_tokens, hidden].
+
+        Args:
+            hidden: [num_tokens, hidden].
+            step: mutates its cache.
+            backend: owner of the cache.
+            layer: index in the cache.
+        """
+        form, num_tokens = self.form, hidden.shape[0]
+        heads = self.qkv(hidden).view(num_tokens, -1, form.head_dim)
+        first_value = form.num_heads + form.num_kv_heads
+        q, k = heads[:, : form.num_heads], heads[:, form.num_heads : first_value]
+        v = heads[:, first_value:]
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self._normalize(q, self.q_norm), self._normalize(k, self.k_norm)
+        slots = step.metadata.slot_mapping
+        if self.cos_sin is None:
+            backend.write_kv_cache(k, v, step.kv_cache, layer, slots)
+        else:
+            q = backend.rope_and_write_kv_cache(
+                *(q, k, v, step.positions, self.cos_sin, step.kv_cache, layer, slots), q_out=q
+            )
+        attended = backend.paged_attention(
+            *(q, step.kv_cache, layer, step.metadata),
+            scale=form.scale,
+            window=form.window,
+            soft_cap=form.score_cap,
+        )
+        return self.o(attended.view(num_tokens, -1))
+
+    def _normalize(self, heads: torch.Tensor, norm: Norm) -> torch.Tensor:
+        if self.form.norms_all_heads:
+            return norm(heads.flatten(1)).view(heads.shape)
+        return norm(heads)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """Two products with a gated activation between them."""
+
+    activation: Activation
+    gate_up: PackedLinear
+    """hidden -> gate, then up; packed as gated."""
+    down: PackedLinear
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the part's inner columns add to the stream, [num_tokens, hidden]."""
+        return self.down(_GATED[self.activation](self.gate_up(hidden)))
