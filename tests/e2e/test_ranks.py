@@ -31,7 +31,7 @@ LONG = {"max_tokens": 30_000, "ignore_eos": True}
 
 @pytest.fixture(
     scope="module",
-    params=[(2, 1), (1, 2), (2, 2)],
+    params=[(2, 1), (1, 2)],
     ids=lambda sizes: f"tp{sizes[0]}-pp{sizes[1]}",
 )
 def grid_server(

@@ -20,8 +20,8 @@ from octavo.model.shard import Shard
 from octavo.process_end import describe_end
 
 #: Of several ranks that fail, all but one only notice that another is gone; that one may be heard
-#: of a little later.
-_EXPLAIN_S = 1.0
+#: of a little later. A share of what ranks wait for each other, and no more than so long.
+_EXPLAIN_SHARE, _EXPLAIN_S = 1 / 6, 1.0
 _END_TIMEOUT_S = 2.0
 _MODULE = "octavo.executor.parallel.worker"
 
@@ -49,6 +49,8 @@ class Workers:
 
     def __init__(self, assignments: list[Assignment], ring_fd: int) -> None:
         self._workers: list[_Worker] = []
+        shortest_s = min(assignment.timeout_s for assignment in assignments)
+        self._explain_s = min(_EXPLAIN_S, _EXPLAIN_SHARE * shortest_s)
         # -P: a folder of the working directory must not hide an installed package.
         command = [str(find_interpreter()), "-P", "-m", _MODULE]
         for assignment in assignments:
@@ -104,7 +106,7 @@ class Workers:
         Args:
             noticed: what rank zero has noticed of it.
         """
-        deadline_s = time.monotonic() + _EXPLAIN_S
+        deadline_s = time.monotonic() + self._explain_s
         silent = list(self._workers)
         while silent and (left_s := deadline_s - time.monotonic()) > 0:
             ready = wait([worker.connection for worker in silent], left_s)
