@@ -16,6 +16,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from octavo.device_numbers import read_device_numbers
 from octavo.errors import ConfigError, shown
 from octavo.tenant_weights import read_tenant_weights
 
@@ -53,6 +54,8 @@ class EngineConfig:
     """`none`, or `int8` on a CPU: 8-bit integers in all linear layers, faster and less exact."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
+    devices: str | None = None
+    """Numbers of the ranks' CUDA devices, such as `0,1`; by default the first that are visible."""
     deterministic: bool = True
     """A request's neighbours change no token of it; false: on a GPU they may, for more speed."""
     block_size: int = 16
@@ -94,7 +97,7 @@ class EngineConfig:
     cpu_threads: int | None = None
     """Threads of the CPU kernels of all ranks; by default the physical cores it may use."""
     tensor_parallel_size: int = 1
-    """Ranks that share every layer; each holds some of its heads and columns. CPU only."""
+    """Ranks that share every layer; each holds some of its heads and columns."""
     pipeline_parallel_size: int = 1
     """Stages that share the layers, each of so many ranks; as many steps compute at once."""
     distributed_executor_backend: str = "mp"
@@ -150,9 +153,13 @@ class EngineConfig:
     def _check_ranks(self) -> None:
         backend = self.distributed_executor_backend
         self._check("distributed_executor_backend", backend == "mp", "mp")
-        is_cuda = self.device.startswith("cuda")
-        allowed = f"auto or cpu with {self.num_ranks} ranks, for several GPUs are not supported yet"
-        self._check("device", self.num_ranks == 1 or not is_cuda, allowed)
+        names_one = self.device.startswith("cuda:")
+        allowed = f"auto, cpu or cuda with {self.num_ranks} ranks; option devices names theirs"
+        self._check("device", self.num_ranks == 1 or not names_one, allowed)
+        if self.devices is not None:
+            is_open = self.device in ("auto", "cuda")
+            self._check("devices", is_open, f"absent where device is {self.device}")
+            read_device_numbers(self.devices, self.num_ranks)
 
     def _check_reports(self) -> None:
         self._check("log_format", self.log_format in ("text", "json"), "text or json")

@@ -94,7 +94,7 @@ class Engine:
             max_num_seqs=config.max_num_seqs,
             num_host_blocks=runner.num_host_blocks,
             max_logprobs=config.max_logprobs,
-            computes_on_host=not runner.steps_ahead,
+            computes_on_host=runner.computes_on_host,
         )
         self.scheduler = _make_scheduler(config, runner)
         self._gate = _make_gate(config, runner)
@@ -219,6 +219,7 @@ class Engine:
         return 0 if num_ahead and any(s.needs_names for s in scheduled.sampling) else num_ahead
 
     def _land(self, flight: _Flight) -> list[TokenOutput]:
+        self._runner.wait()
         scores = () if flight.scores is None else flight.scores.wait()
         sampled = flight.drawn.tokens()
         return self.scheduler.update(flight.scheduled, sampled, self._clock(), scores)

@@ -91,6 +91,7 @@ class CountingRunner:
         self.max_model_len = runner.max_model_len
         self.window = runner.window
         self.num_stages, self.steps_ahead = runner.num_stages, steps_ahead
+        self.computes_on_host = runner.computes_on_host
         # Measured costs would make preemptions depend on the machine: swap more than 32 tokens.
         self.costs = PreemptionCosts(
             bytes_per_block=0, copy_bytes_per_s=1.0, copy_latency_s=1.0, prefill_tokens_per_s=16.0
@@ -118,6 +119,9 @@ class CountingRunner:
 
     def finish(self) -> None:
         self._runner.finish()
+
+    def wait(self) -> None:
+        self._runner.wait()
 
     def pop_scores(self) -> PromptScores:
         return self._runner.pop_scores()

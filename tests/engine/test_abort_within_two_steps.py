@@ -40,6 +40,7 @@ class SteppedRunner:
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
     num_stages = 1
     steps_ahead = 0
+    computes_on_host = True
     connections = ()
 
     def __init__(self) -> None:
@@ -55,6 +56,9 @@ class SteppedRunner:
 
     def finish(self):
         """Do nothing more."""
+
+    def wait(self):
+        """Wait for no other process."""
 
     def arrived(self):
         return self._under_way.pop(0)

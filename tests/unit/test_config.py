@@ -214,10 +214,25 @@ def test_ranks_are_those_of_all_stages():
     assert EngineConfig("demo", tensor_parallel_size=2, pipeline_parallel_size="4").num_ranks == 8
 
 
-def test_several_ranks_compute_on_cpus():
-    message = r"^option device is 'cuda:1' but must be auto or cpu with 2 ranks, for several GPUs "
+def test_several_ranks_are_on_no_single_device():
+    message = r"^option device is 'cuda:1' but must be auto, cpu or cuda with 2 ranks; option devi"
     with pytest.raises(ConfigError, match=message):
         EngineConfig("demo", device="cuda:1", tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_devices_are_not_named_twice(device):
+    message = f"^option devices is '0' but must be absent where device is {device}$"
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig("demo", device=device, devices="0")
+
+
+def test_devices_are_one_for_each_rank():
+    assert EngineConfig("demo", devices="1,0", tensor_parallel_size=2).devices == "1,0"
+    with pytest.raises(
+        ConfigError, match=r"^option devices is '1' but must be 2 numbers, one for "
+    ):
+        EngineConfig("demo", device="cuda", devices="1", pipeline_parallel_size=2)
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED_OPTIONS))
@@ -264,7 +279,8 @@ def test_every_option_has_an_environment_variable(load):
     good = {name: str(read) for name, _, read in GOOD if read is not None}
     good |= {"model": "demo", "max_model_len": "9", "default_max_tokens": "9", "cpu_threads": "1"}
     good |= {"max_num_batched_tokens": "77"}
-    good |= {"device": "cpu"}  # where there are several ranks
+    ranks = int(good["tensor_parallel_size"]) * int(good["pipeline_parallel_size"])
+    good |= {"device": "cuda", "devices": ",".join(map(str, range(ranks)))}
     config = load("{}", environment={f"OCTAVO_{n.upper()}": v for n, v in good.items()})
     assert config == EngineConfig(**good)
     assert set(good) == {field.name for field in fields(EngineConfig)}

@@ -14,6 +14,7 @@ import torch
 from octavo.executor.device_inputs import DeviceInputs, HostInputs, StagedInputs, StepSizes
 from octavo.executor.graphs import CudaRecorder, DecodeGraphs
 from octavo.model.decoder import Decoder
+from octavo.model.devices import use_device
 from octavo_kernels import AttentionBackend, KVCache
 
 logger = logging.getLogger(__name__)
@@ -32,13 +33,18 @@ class DeviceTools:
     others."""
 
 
+def make_device_inputs(device: torch.device, sizes: StepSizes) -> DeviceInputs:
+    """Return the way of every step's inputs to a device, on the current stream of this thread."""
+    return StagedInputs.on_cuda(sizes, device) if device.type == "cuda" else HostInputs()
+
+
 def make_device_tools(
     device: torch.device, attention: AttentionBackend, sizes: StepSizes
 ) -> DeviceTools:
     """Return the tools of a device; a CUDA device becomes the current one of this thread."""
     if device.type != "cuda":
         return DeviceTools(steps_ahead=0, inputs=HostInputs())
-    torch.cuda.set_device(device.index or 0)
+    use_device(device)
     inputs = StagedInputs.on_cuda(sizes, device)
     if not attention.recordable:
         logger.warning(

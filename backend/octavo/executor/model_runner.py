@@ -90,6 +90,7 @@ class ModelRunner:
         self._batch = BatchBuilder(*astuple(sizes))
         self._tools = make_tools(model.device, attention, sizes)
         self.num_stages, self.steps_ahead = 1, self._tools.steps_ahead
+        self.computes_on_host = model.device.type == "cpu"
         needed_bytes, prefill_tokens_per_s = self._warm_up(WarmUpSteps(sizes))
         needed_bytes += self._estimate_graph_bytes(config.max_num_seqs)
         memory = host_memory()
@@ -131,6 +132,9 @@ class ModelRunner:
 
     def finish(self) -> None:
         """Do nothing more: the whole step is on the device."""
+
+    def wait(self) -> None:
+        """Do nothing: a step depends on no other process."""
 
     def pop_scores(self) -> PromptScores:
         """Return what the last step found out of its `output.scored`, which must not be empty."""

@@ -32,6 +32,8 @@ class Runner(Protocol):
     steps_ahead: int
     """Finished steps that may be under way while the next one is planned: 0, or 1 on a device that
     computes behind the host's back."""
+    computes_on_host: bool
+    """Whether steps take cores of the host from all else that runs there."""
     connections: tuple[Connection, ...]
     """To processes that take part. One that can be read says that its process cannot go on."""
 
@@ -52,6 +54,15 @@ class Runner(Protocol):
 
     def finish(self) -> None:
         """Do, or queue on the device, what is left of the oldest step that is not finished."""
+
+    def wait(self) -> None:
+        """Wait for the step that was finished last, if another process may keep it from ending.
+
+        Called before the host reads what was drawn from it.
+
+        Raises:
+            EngineError: that process is gone, or takes too long; the message names it.
+        """
 
     def pop_scores(self) -> PromptScores:
         """Return what the last finished step found out of its `output.scored`, if not empty."""

@@ -17,6 +17,7 @@ from octavo.errors import ConfigError
 from octavo.model.checkpoint import Checkpoint, read_json
 from octavo.model.collectives import ALONE, Collectives
 from octavo.model.decoder import Decoder
+from octavo.model.devices import rank_devices
 from octavo.model.families import read_token_ids, spec_from_config
 from octavo.model.layers import PackedLinear
 from octavo.model.location import checkpoint_directory
@@ -52,7 +53,10 @@ class LoadedModel:
 
 
 def load_model(
-    config: EngineConfig, shard: Shard = WHOLE, collectives: Collectives = ALONE
+    config: EngineConfig,
+    shard: Shard = WHOLE,
+    collectives: Collectives = ALONE,
+    device: torch.device | None = None,
 ) -> LoadedModel:
     """Load the model an engine is configured for; `config.model` may not be `demo`.
 
@@ -60,6 +64,7 @@ def load_model(
         config: the options.
         shard: the part to load; no more of the weights is read.
         collectives: of the shard's tensor group.
+        device: where to; by default, where the options say that a single rank is.
 
     Raises:
         ConfigError: the checkpoint or the device cannot be served, or the model cannot be divided
@@ -78,7 +83,7 @@ def load_model(
             f"{spec.max_position_embeddings} tokens"
         )
     part = ModelPart.of(spec, shard)
-    device = _device(config.device)
+    device = device or rank_devices(config)[0]
     checkpoint = Checkpoint(directory, allow_pickle=config.allow_pickle)
     checkpoint.check(expected_tensors(spec), _ignored_tensors(spec))
     dtype = _dtype(config.dtype, spec, checkpoint)
@@ -143,13 +148,3 @@ def _check_quantization(option: str, dtype: torch.dtype, device: torch.device) -
             f"option quantization is {option!r}, which takes native code on a CPU, and none serves "
             f"{str(dtype).removeprefix('torch.')} on {device} here; it must be 'none'"
         )
-
-
-def _device(option: str) -> torch.device:
-    if option == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(option)
-    count = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= count:
-        raise ConfigError(f"option device is {option!r} but this machine has {count} CUDA devices")
-    return device

@@ -1,7 +1,11 @@
 """`ProcessGroups`: the ranks of a tensor group and the stages of a pipeline over torch.distributed.
 
 The groups are this object's own, not torch's global one, so that several engines of one process are
-apart. gloo moves the bytes of a CPU, NCCL those of CUDA devices. Knows nothing of models or steps.
+apart. gloo moves the bytes of a CPU, and is done when a call returns. NCCL moves those of CUDA
+devices: a call queues its work, the device's current stream waits for what comes in, and the host
+for nothing; so a rank that is gone shows by work that never ends, which whoever waits for the
+device must notice. Each pair of neighbouring stages has a group of its own, as NCCL would else let
+what a stage sends wait for what it receives. Knows nothing of models or steps.
 """
 
 from __future__ import annotations
@@ -17,10 +21,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+    AllgatherOptions,
+    PrefixStore,
+    Store,
+)
 
 from octavo.errors import EngineError
 from octavo.model.shard import Shard
+
+#: Times the limit after which torch ends a process whose work on a GPU does not: whoever knows the
+#: ranks shall come first, and say which of them it is.
+_NCCL_PATIENCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +70,19 @@ class ProcessGroups:
         self._peers = {rank: replace(shard, tp_rank=rank) for rank in ranks}
         self._gathers_at_once = device.type == "cuda"
         self._sends: deque[Any] = deque()
-        tensor_place = (f"tensor-{shard.pp_stage}", shard.tp_rank, shard.tp_size)
-        stage_place = (f"pipeline-{shard.tp_rank}", shard.pp_stage, shard.pp_size)
+        place, stage = shard.tp_rank, shard.pp_stage
+        self._tensor_group = self._before = self._after = None
         try:
-            self._tensor_group = _open(*tensor_place, device, rendezvous)
-            self._pipeline = _open(*stage_place, device, rendezvous)
+            if shard.tp_size > 1:
+                self._tensor_group = _open(
+                    f"tensor-{stage}", place, shard.tp_size, device, rendezvous
+                )
+            if not shard.is_first_stage:
+                self._before = _open(f"stages-{stage - 1}-{place}", 1, 2, device, rendezvous)
+            if not shard.is_last_stage:
+                self._after = _open(f"stages-{stage}-{place}", 0, 2, device, rendezvous)
         except RuntimeError as error:
+            self.abort()
             raise EngineError(
                 f"{shard} did not reach the other ranks of its tensor group and its pipeline "
                 f"within {rendezvous.timeout_s:g} s: {_reason(error)}"
@@ -78,7 +97,7 @@ class ProcessGroups:
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Return the parts of all ranks on rank 0; see Collectives."""
-        group = self._tensor_group
+        group: Any = self._tensor_group
         if self.rank:
             self.sent_bytes += part.nbytes
             with self._losing(self._peers[0]):
@@ -89,6 +108,13 @@ class ProcessGroups:
             with self._losing(peer):
                 group.recv([parts[rank]], rank, 0).wait()
         return parts
+
+    def abort(self) -> None:
+        """End the groups, and on a GPU all that is under way in them; nothing can be sent after."""
+        self._sends.clear()
+        for group in (self._tensor_group, self._before, self._after):
+            if group is not None:
+                group.abort()
 
     def send(self, residual: torch.Tensor) -> None:
         """Send a step's states to the same place of the next stage; return before they are there.
@@ -102,22 +128,28 @@ class ProcessGroups:
             # No more steps than stages are under way, so the oldest of these has been asked for.
             if len(self._sends) == self._shard.pp_size:
                 self._sends.popleft().wait()
-            self._sends.append(self._pipeline.send([residual], stage, 0))
+            group: Any = self._after
+            self._sends.append(group.send([residual], 1, 0))
 
     def receive(self, out: torch.Tensor) -> torch.Tensor:
         """Wait for what the stage before sends next; return it in `out`, contiguous."""
         stage = self._shard.pp_stage - 1
         with self._losing(replace(self._shard, pp_stage=stage)):
-            self._pipeline.recv([out], stage, 0).wait()
+            group: Any = self._before
+            group.recv([out], 0, 0).wait()
         return out
 
     def _exchange(self, partial: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all ranks, in order."""
         self.sent_bytes += (self.size - 1) * partial.nbytes
         together = partial.new_empty((self.size, *partial.shape))
-        parts, group = list(together), self._tensor_group
+        parts: list[torch.Tensor] = list(together)
+        group: Any = self._tensor_group
         if self._gathers_at_once:
-            group._allgather_base(together.flatten(0, 1), partial).wait()
+            options = AllgatherOptions()
+            # On the current stream itself, which would else wait for another one and back.
+            options.asyncOp = False
+            group._allgather_base(together.flatten(0, 1), partial, options).wait()
             return parts
         # Of gloo, this takes a quarter of the time of its own gathering.
         parts[self.rank] = partial
@@ -141,19 +173,27 @@ class ProcessGroups:
 
 
 def _open(name: str, rank: int, size: int, device: torch.device, rendezvous: Rendezvous) -> Any:
-    """Return the process group of a name; one of a single rank is never asked for anything."""
-    if size == 1:
-        return None
+    """Return the process group of a name, connected."""
     store = PrefixStore(name, rendezvous.store)
     timeout = timedelta(seconds=rendezvous.timeout_s)
     if device.type == "cuda":
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = timeout
-        return dist.ProcessGroupNCCL(store, rank, size, nccl)
+        return _open_nccl(store, rank, size, device, timeout)
     gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=rendezvous.host)]
     gloo._timeout = timeout
     return dist.ProcessGroupGloo(store, rank, size, gloo)
+
+
+def _open_nccl(store: Store, rank: int, size: int, device: torch.device, timeout: timedelta) -> Any:
+    # NCCL waits for the others for ever: they must be there before it is asked to.
+    store.set(f"here-{rank}", "")
+    store.wait([f"here-{other}" for other in range(size)], timeout)
+    nccl = dist.ProcessGroupNCCL.Options()
+    nccl._timeout = _NCCL_PATIENCE * timeout
+    group = dist.ProcessGroupNCCL(store, rank, size, nccl)
+    # Now rather than in the first step, and one connection for all that the group does.
+    group.eager_connect_single_device(device)
+    return group
 
 
 def _reason(error: Exception) -> str:

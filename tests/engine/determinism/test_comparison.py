@@ -61,6 +61,7 @@ class PlainRunner:
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
     num_stages = 1
     steps_ahead = 0
+    computes_on_host = True
 
     def __init__(self, config, make_attention):
         loaded = load_weights(config)
@@ -80,6 +81,9 @@ class PlainRunner:
 
     def finish(self):
         """Do nothing more."""
+
+    def wait(self):
+        """Wait for no other process."""
 
     def arrived(self):
         return ()

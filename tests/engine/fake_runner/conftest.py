@@ -35,6 +35,7 @@ class FakeRunner:
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
     num_stages = 1
     steps_ahead = 0
+    computes_on_host = True
 
     def __init__(self) -> None:
         self._arrived: list[int] = []
@@ -48,6 +49,9 @@ class FakeRunner:
 
     def finish(self) -> None:
         """Do nothing more."""
+
+    def wait(self) -> None:
+        """Wait for no other process."""
 
     def arrived(self) -> tuple[int, ...]:
         arrived, self._arrived = tuple(self._arrived), []

@@ -7,7 +7,7 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine
-from octavo.errors import EngineDead, InvalidRequest, PromptTooLong, QueueFull
+from octavo.errors import EngineDead, EngineError, InvalidRequest, PromptTooLong, QueueFull
 from octavo.request import FinishReason, SequenceTiming, TokenOutput
 from octavo.scheduler.output import SchedulerOutput
 
@@ -182,4 +182,21 @@ def test_an_engine_whose_step_failed_with_copies_refuses_to_go_on(
     with pytest.raises(RuntimeError, match="the device is gone"):
         run(engine)
     with pytest.raises(EngineDead, match=r"^an earlier step failed while it copied blocks;"):
+        engine.step()
+
+
+def test_a_step_that_another_process_keeps_from_ending_gives_no_token(
+    make_engine, make_request, fake_runner
+):
+    class LostRunner(fake_runner):
+        def finish(self) -> None:
+            self.is_queued = True
+
+        def wait(self) -> None:
+            assert self.is_queued
+            raise EngineError("rank 1 died")
+
+    engine = make_engine(LostRunner())
+    engine.add(make_request("a", 5, temperature=0, max_tokens=3))
+    with pytest.raises(EngineError, match=r"^rank 1 died$"):
         engine.step()

@@ -67,7 +67,7 @@ def test_a_model_that_cannot_be_divided_is_refused_before_a_rank_is_started(make
 def test_a_rank_that_does_not_find_the_checkpoint_is_named(make_options, tmp_path):
     config = replace(make_options(tensor_parallel_size=2), model=str(tmp_path / "gone"))
     ring = ControlWriter(1)
-    workers = Workers([Assignment(config, 1, 1, 1, 5.0)], ring.fd)
+    workers = Workers([Assignment(config, 1, "cpu", 1, 1, 5.0)], ring.fd)
     with pytest.raises(ConfigError, match=r"^rank 1 \(.*\) failed to load: model '.*' does not ex"):
         workers.hear(Found, 60.0)
     workers.end()
@@ -75,8 +75,8 @@ def test_a_rank_that_does_not_find_the_checkpoint_is_named(make_options, tmp_pat
 
 
 def test_a_rank_that_dies_while_it_loads_is_named(make_options):
-    ring = ControlWriter(1)
-    workers = Workers([Assignment(make_options(tensor_parallel_size=2), 1, 1, 1, 5.0)], ring.fd)
+    config, ring = make_options(tensor_parallel_size=2), ControlWriter(1)
+    workers = Workers([Assignment(config, 1, "cpu", 1, 1, 5.0)], ring.fd)
     os.kill(workers.pids[0], signal.SIGKILL)
     with pytest.raises(EngineError, match=r"^rank 1 \(.*\) died \(signal 9, SIGKILL\) while it l"):
         workers.hear(Found, 60.0)
@@ -85,8 +85,8 @@ def test_a_rank_that_dies_while_it_loads_is_named(make_options):
 
 
 def test_a_rank_that_hangs_while_it_loads_is_named(make_options):
-    ring = ControlWriter(1)
-    workers = Workers([Assignment(make_options(tensor_parallel_size=2), 1, 1, 1, 5.0)], ring.fd)
+    config, ring = make_options(tensor_parallel_size=2), ControlWriter(1)
+    workers = Workers([Assignment(config, 1, "cpu", 1, 1, 5.0)], ring.fd)
     (pid,) = workers.pids
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(EngineError, match=r"^no answer from rank 1 \(.*\) for 1 s while it load"):

@@ -5,14 +5,17 @@ Knows nothing of sequences beyond what messages say, of sampling, or of how rank
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
 
+import numpy as np
 import torch
 
 from octavo.config import EngineConfig
 from octavo.executor.batch import BatchBuilder
 from octavo.executor.block_transfers import BlockTransfers, make_block_transfers
-from octavo.executor.device_inputs import StepSizes
+from octavo.executor.device_inputs import DeviceInputs, StepSizes
+from octavo.executor.device_tools import make_device_inputs
 from octavo.executor.kv_storage import choose_num_blocks, choose_num_host_blocks
 from octavo.executor.parallel.step_message import StepMirror
 from octavo.executor.prompt_scores import pieces_of
@@ -22,6 +25,10 @@ from octavo.model.decoder import States
 from octavo.model.loader import load_model
 from octavo.model.process_groups import ProcessGroups
 from octavo.model.shard import Shard
+from octavo.sampling.device import to_device
+
+InputsMaker = Callable[[torch.device, StepSizes], DeviceInputs]
+"""Makes the way of every step's inputs to a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +56,22 @@ class Part:
         config: the options, the same for all ranks.
         shard: the rank's place.
         groups: its ways to the other ranks.
+        device: where it computes; a CUDA device is the current one of this thread.
+        make_inputs: makes the way of every step's inputs to the device.
 
     Raises:
         ConfigError: the checkpoint cannot be served, or not in so many parts.
     """
 
-    def __init__(self, config: EngineConfig, shard: Shard, groups: ProcessGroups) -> None:
-        model = load_model(config, shard, groups)
+    def __init__(
+        self,
+        config: EngineConfig,
+        shard: Shard,
+        groups: ProcessGroups,
+        device: torch.device,
+        make_inputs: InputsMaker = make_device_inputs,
+    ) -> None:
+        model = load_model(config, shard, groups, device)
         self.model = model
         self.sizes = StepSizes(
             config.max_num_seqs,
@@ -67,6 +83,7 @@ class Part:
         self._shard = shard
         self._groups = groups
         self._batch = BatchBuilder(*astuple(self.sizes))
+        self._inputs = make_inputs(device, self.sizes)
         self._mirror = StepMirror()
         self.transfers = self._make_cache(Blocks(WarmUpSteps(self.sizes).num_blocks, 0))
         """Maker of its block copies."""
@@ -90,16 +107,16 @@ class Part:
 
     @torch.inference_mode()
     def compute(self, message: bytes) -> Computed | None:
-        """Make a step's copies, and run this rank's layers over its tokens.
+        """Make a step's copies, and run this rank's layers over its tokens; queue it all on a GPU.
 
-        Waits for the stage before, and sends what comes out to the next. Returns what the last
-        stage projects, or None on other stages and where nothing is scheduled.
+        They wait for the stage before, and what comes out is sent to the next. Returns what the
+        last stage projects, or None on other stages and where nothing is scheduled.
         """
         step = self._mirror.hear(message)
         self.transfers.start(step.scheduled.copies)
         if not step.scheduled.scheduled:
             return None
-        inputs = self._batch.build(step.scheduled)
+        inputs = self._inputs.put(self._batch.build(step.scheduled), None)
         states = self.model.decoder.run_layers(
             self._first_states(inputs.token_ids), inputs.positions, self._cache, inputs.attention
         )
@@ -112,7 +129,9 @@ class Part:
         """Do this rank's part of a step, where it is not rank zero."""
         computed = self.compute(message)
         if computed is not None:
-            rows, project = torch.tensor(computed.scored_rows), self.model.decoder.project
+            scored = np.array(computed.scored_rows, dtype=np.int64)
+            (rows,) = to_device([scored], self.model.device)
+            project = self.model.decoder.project
             for piece in pieces_of(len(rows)):
                 project(computed.states, rows[piece])
             project(computed.states, computed.logits_rows)

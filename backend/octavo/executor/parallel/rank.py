@@ -19,6 +19,7 @@ from octavo.executor.parallel.control import ControlReader
 from octavo.executor.parallel.fingerprint import fingerprint
 from octavo.executor.parallel.part import Part
 from octavo.executor.parallel.rank_messages import Assignment, Found, Loaded, RankFailed, Ready
+from octavo.model.devices import use_device
 from octavo.model.location import checkpoint_directory
 from octavo.model.process_groups import ProcessGroups, Rendezvous
 from octavo.model.shard import Shard
@@ -52,6 +53,8 @@ def run_rank(assignment: Assignment, connection: Connection, ring_fd: int) -> bo
 def _serve(assignment: Assignment, connection: Connection, ring_fd: int) -> None:
     config = assignment.config
     torch.set_num_threads(assignment.num_threads)
+    device = torch.device(assignment.device)
+    use_device(device)
     shard = Shard.of(assignment.rank, config.tensor_parallel_size, config.pipeline_parallel_size)
     ring = ControlReader(ring_fd, config.num_ranks - 1, assignment.rank - 1)
     directory = checkpoint_directory(
@@ -64,14 +67,17 @@ def _serve(assignment: Assignment, connection: Connection, ring_fd: int) -> None
     store = TCPStore(
         HOST, assignment.store_port, config.num_ranks, timeout=timedelta(seconds=timeout_s)
     )
-    groups = ProcessGroups(shard, torch.device("cpu"), Rendezvous(store, HOST, timeout_s))
-    part = Part(config, shard, groups)
-    connection.send(Loaded())
-    needed_bytes = peak_bytes(part.model.device, lambda: _do_steps(part, ring))
-    connection.send(part.choose_blocks(needed_bytes))
-    part.allocate(connection.recv())
-    connection.send(Ready())
-    _do_steps(part, ring)
+    groups = ProcessGroups(shard, device, Rendezvous(store, HOST, timeout_s))
+    try:
+        part = Part(config, shard, groups, device)
+        connection.send(Loaded())
+        needed_bytes = peak_bytes(device, lambda: _do_steps(part, ring))
+        connection.send(part.choose_blocks(needed_bytes))
+        part.allocate(connection.recv())
+        connection.send(Ready())
+        _do_steps(part, ring)
+    finally:
+        groups.abort()  # what a GPU still waits for nobody sends any more
 
 
 def _do_steps(part: Part, ring: ControlReader) -> None:

@@ -17,6 +17,8 @@ class Assignment:
 
     config: EngineConfig
     rank: int
+    device: str
+    """What the rank computes on, as its process numbers devices."""
     store_port: int
     """Where rank zero of this machine tells the ranks of each other."""
     num_threads: int

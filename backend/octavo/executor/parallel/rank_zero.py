@@ -13,7 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -31,10 +31,12 @@ from octavo.executor.parallel.part import Blocks, Part
 from octavo.executor.parallel.rank import HOST
 from octavo.executor.parallel.rank_messages import Assignment, Found, Loaded, Ready
 from octavo.executor.parallel.step_message import StepTeller
+from octavo.executor.parallel.step_watch import make_step_watch
 from octavo.executor.parallel.workers import Workers
 from octavo.executor.prompt_scores import PromptScores
 from octavo.executor.warm_up import WarmUpSteps
 from octavo.host_resources import usable_cores
+from octavo.model.devices import rank_devices, use_device
 from octavo.model.loader import read_spec
 from octavo.model.location import checkpoint_directory
 from octavo.model.process_groups import ProcessGroups, Rendezvous
@@ -83,16 +85,20 @@ class RankZero:
         self._timeout_s = _SHARE_OF_SILENCE * config.step_timeout_s
         num_threads = max(1, (config.cpu_threads or usable_cores()) // config.num_ranks)
         torch.set_num_threads(num_threads)
+        device, *others = rank_devices(config)
+        use_device(device)
+        self.computes_on_host = device.type == "cpu"
         shard, own_fingerprint = _look_at(config)
         store = _open_store(self._timeout_s)
         self._ring = ControlWriter(config.num_ranks - 1)
         assignments = [
-            Assignment(config, rank, store.port, num_threads, self._timeout_s)
-            for rank in range(1, config.num_ranks)
+            Assignment(config, rank, str(other), store.port, num_threads, self._timeout_s)
+            for rank, other in enumerate(others, start=1)
         ]
         self._workers = Workers(assignments, self._ring.fd)
         self.connections = self._workers.connections
-        self.close = weakref.finalize(self, _end, self._ring, self._workers)
+        self._opened = ExitStack()
+        self.close = weakref.finalize(self, _end, self._ring, self._workers, self._opened)
         """Ends the other ranks; happens by itself when nobody has this runner any more."""
         try:
             for other, found in self._workers.hear(Found, _LOAD_TIMEOUT_S):
@@ -100,16 +106,23 @@ class RankZero:
                     raise ConfigError(
                         f"{other} and rank 0 see different checkpoints: {config.model}"
                     )
-            self._load(config, shard, store)
+            self._load(config, shard, store, device)
         except BaseException:
             self.close()
             raise
+        if device.type == "cuda":
+            logger.warning("several GPUs: no step runs as a CUDA graph, and none is planned ahead")
         logger.info("model ready in %.1f s: %s", time.monotonic() - started_s, self._describe())
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Ids of the processes of the other ranks, in order."""
         return self._workers.pids
+
+    @property
+    def sent_bytes(self) -> int:
+        """What rank zero has sent to other ranks since the start, of tensors."""
+        return self._groups.sent_bytes
 
     def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
         """Tell all ranks of a step; see Runner. No token of it may be pending."""
@@ -130,6 +143,11 @@ class RankZero:
         """
         with self._explained():
             self._finish()
+        self._watch.mark()
+
+    def wait(self) -> None:
+        """Wait for the device, and look after the other ranks meanwhile; see Runner."""
+        self._watch.wait()
 
     def pop_scores(self) -> PromptScores:
         """Return what the last finished step found out of its `output.scored`."""
@@ -157,12 +175,16 @@ class RankZero:
             self._scores = PromptScores(started.scored, project, self._part.model.device)
         decoder.project(states, computed.logits_rows, started.logits)
 
-    def _load(self, config: EngineConfig, shard: Shard, store: TCPStore) -> None:
+    def _load(
+        self, config: EngineConfig, shard: Shard, store: TCPStore, device: torch.device
+    ) -> None:
         rendezvous = Rendezvous(store, HOST, self._timeout_s)
         with self._explained():
-            groups = ProcessGroups(shard, torch.device("cpu"), rendezvous)
+            self._groups = ProcessGroups(shard, device, rendezvous)
+        self._opened.callback(self._groups.abort)
+        self._watch = make_step_watch(device, self._workers, self._timeout_s)
         started_s = time.monotonic()
-        self._part = Part(config, shard, groups)
+        self._part = Part(config, shard, self._groups, device)
         model, steps = self._part.model, WarmUpSteps(self._part.sizes)
         self.vocab_size = model.spec.vocab_size
         self.eos_token_ids = model.spec.eos_token_ids
@@ -200,6 +222,7 @@ class RankZero:
     def _run(self, output: SchedulerOutput) -> torch.Tensor:
         logits = self.execute(output, None)
         self.finish()
+        self.wait()
         return logits
 
     def _next_logits(self, num_rows: int) -> torch.Tensor:
@@ -222,18 +245,14 @@ class RankZero:
         """Say what was chosen, for the log."""
         model = self._part.model
         return (
-            f"{model.spec.architecture} on {len(self._workers.pids) + 1} ranks, "
-            f"attention {model.decoder.attention.name}, {self.num_blocks:,} KV blocks"
+            f"{model.spec.architecture} on {len(self._workers.pids) + 1} ranks, rank 0 on "
+            f"{model.device}, attention {model.decoder.attention.name}, "
+            f"{self.num_blocks:,} KV blocks"
         )
 
 
 def _look_at(config: EngineConfig) -> tuple[Shard, str]:
     """Return rank zero's place and what its checkpoint looks like, before others are started."""
-    if config.device == "auto" and torch.cuda.is_available():
-        raise ConfigError(
-            f"option device is 'auto' but must be 'cpu' with {config.num_ranks} ranks: several "
-            "GPUs are not supported yet"
-        )
     directory = checkpoint_directory(
         config.model,
         trust_remote_code=config.trust_remote_code,
@@ -256,8 +275,9 @@ def _open_store(timeout_s: float) -> TCPStore:
     )
 
 
-def _end(ring: ControlWriter, workers: Workers) -> None:
+def _end(ring: ControlWriter, workers: Workers, opened: ExitStack) -> None:
     with suppress(EngineError):  # who does not read is ended too
         ring.send(b"", 0.0)
     workers.end()
     ring.close()
+    opened.close()
