@@ -56,6 +56,7 @@ from octavo_kernels.sample import sample, sample_reference
 from octavo_kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
 from octavo_kernels.token_logprobs import token_logprobs, token_logprobs_reference
 from octavo_kernels.top_logprobs import TopLogprobs, top_logprobs, top_logprobs_reference
+from octavo_kernels.weighted_sum import weighted_sum, weighted_sum_reference
 
 __all__ = [
     "NO_BLOCK",
@@ -112,4 +113,6 @@ __all__ = [
     "token_logprobs_reference",
     "top_logprobs",
     "top_logprobs_reference",
+    "weighted_sum",
+    "weighted_sum_reference",
 ]

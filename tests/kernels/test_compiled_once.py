@@ -66,6 +66,9 @@ OPERATIONS: dict[str, Callable[[int], object]] = {
     "grouped_linear": lambda n: octavo_kernels.grouped_linear(
         zeros(n, HIDDEN), zeros(3, 1536, HIDDEN), torch.zeros(4, dtype=torch.int64)
     ),
+    "weighted_sum": lambda n: octavo_kernels.weighted_sum(
+        zeros(2 * n, HIDDEN), torch.arange(2 * n).view(n, 2), torch.ones(n, 2)
+    ),
     "attention": attend,
 }
 
@@ -95,7 +98,7 @@ def launches(monkeypatch) -> dict[tuple, set[tuple]]:
         seen[kernel.__name__, *sorted(constants.items())].add(tuple(fixed))
 
     monkeypatch.setattr(JITFunction, "run", note)
-    for module in ("rms_norm", "apply_rope", "_gated", "linear", "grouped_linear"):
+    for module in ("rms_norm", "apply_rope", "_gated", "linear", "grouped_linear", "weighted_sum"):
         chosen = importlib.import_module(f"octavo_kernels.{module}")
         monkeypatch.setattr(chosen, "gpu_capability", lambda tensor: 90)
     return seen

@@ -26,6 +26,9 @@ OPERATIONS = {
     "grouped_linear": lambda: (
         *(torch.randn(3, 16), torch.randn(2, 5, 16), torch.tensor([0, 1, 3]), torch.empty(3, 5)),
     ),
+    "weighted_sum": lambda: (
+        *(torch.randn(6, 16), torch.arange(6).view(3, 2), torch.randn(3, 2), torch.empty(3, 16)),
+    ),
     "apply_rope": lambda: (
         *(torch.randn(3, 4, 8), torch.randn(3, 2, 8), torch.arange(3), torch.randn(5, 6)),
         *(torch.empty(3, 4, 8), torch.empty(3, 2, 8), True),

@@ -1,4 +1,4 @@
-// Row by row operations: RMS norm, gated activations, rotary embedding.
+// Row by row operations: RMS norm, gated activations, weighted sums, rotary embedding.
 //
 // The caller has checked shapes, types and strides; sizes and strides are in elements. Each row is
 // computed by one thread in one fixed order. Work below kSerialElements is not worth waking a team.
@@ -78,6 +78,34 @@ void activate_and_mul(const void* gate_up, void* out, int64_t rows, int64_t inne
     }
 }
 
+// Rows that are added up, times a weight each, in order: [tokens, count] of them.
+struct Chosen {
+    const int64_t* places;
+    const float* weights;
+    int64_t tokens, count;
+};
+
+template <class T>
+void weighted_sum(const void* rows, const Chosen& chosen, void* out, int64_t size,
+                  const int64_t* strides, int threads) {
+    using E = typename T::Element;
+    const int64_t count = chosen.count;
+#pragma omp parallel for num_threads(threads) if (chosen.tokens * count * size > kSerialElements)
+    for (int64_t token = 0; token < chosen.tokens; ++token) {
+        const int64_t* const places = chosen.places + token * count;
+        const float* const weights = chosen.weights + token * count;
+        E* const to = static_cast<E*>(out) + token * strides[1];
+        for_pieces(size, [&](int64_t i, int width) {
+            Floats total = {};
+            for (int64_t k = 0; k < count; ++k) {
+                const E* const row = static_cast<const E*>(rows) + places[k] * strides[0];
+                total += read<T>(row + i, width) * weights[k];
+            }
+            write<T>(to + i, total, width);
+        });
+    }
+}
+
 // strides: of the tokens of x and of out; heads lie head_dim apart
 template <class T>
 void apply_rope(const void* x, void* out, const Rope& rope, Rows rows, const int64_t* strides,
@@ -129,6 +157,19 @@ void octavo_gelu_and_mul(int element, const void* gate_up, void* out, int64_t ro
         for_element(element, activate_and_mul<Float32, Gelu>, activate_and_mul<BFloat16, Gelu>,
                     activate_and_mul<Float16, Gelu>);
     run(gate_up, out, rows, inner, strides, threads);
+}
+
+// places, weights: [tokens, count], contiguous; strides: of the rows of `rows` and out. Returns the
+// first token that has a place outside [0, num_rows), before anything is written, or -1.
+int64_t octavo_weighted_sum(int element, const void* rows, const int64_t* places,
+                            const float* weights, void* out, int64_t num_rows, int64_t tokens,
+                            int64_t count, int64_t size, const int64_t* strides, int threads) {
+    for (int64_t i = 0; i < tokens * count; ++i)
+        if (places[i] < 0 || places[i] >= num_rows) return i / count;
+    const auto run = for_element(element, weighted_sum<Float32>, weighted_sum<BFloat16>,
+                                 weighted_sum<Float16>);
+    run(rows, {places, weights, tokens, count}, out, size, strides, threads);
+    return -1;
 }
 
 // Returns the first token whose position is outside [0, max_len), before anything is written,

@@ -25,6 +25,7 @@ from octavo_kernels._triton import (
     rope_and_write_kv_cache,
     sample,
     token_logprobs,
+    weighted_sum,
     write_kv_cache,
 )
 from octavo_kernels._triton.ahead_of_time import KernelCase, Resources, compile_case
@@ -38,6 +39,7 @@ _FAMILIES = (
     move_blocks,
     linear,
     grouped_linear,
+    weighted_sum,
     paged_attention,
     greedy,
     sample,

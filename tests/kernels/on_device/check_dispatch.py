@@ -73,6 +73,13 @@ def test_grouped_linear(device, as_on_a_gpu, assert_near):
     assert_near(actual.cpu(), octavo_kernels.grouped_linear_reference(*arguments))
 
 
+def test_weighted_sum(device, as_on_a_gpu, assert_near):
+    as_on_a_gpu("weighted_sum")
+    arguments = (torch.randn(6, 50), torch.tensor([[5, 0], [2, 2]]), torch.randn(2, 2))
+    actual = octavo_kernels.weighted_sum(*(tensor.to(device) for tensor in arguments))
+    assert_near(actual.cpu(), octavo_kernels.weighted_sum_reference(*arguments))
+
+
 def test_choice_of_tokens(device, as_on_a_gpu, assert_near):
     for name in ("greedy", "sample", "token_logprobs"):
         as_on_a_gpu(name)
