@@ -18,6 +18,7 @@ from octavo.config import EngineConfig
 from octavo.executor.model_runner import ModelLoader
 from octavo.model.decoder import Decoder
 from octavo.model.families import spec_from_config
+from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.layers import PackedLinear
 from octavo.model.loader import LoadedModel
 from octavo.model.shard import WHOLE, ModelPart
@@ -90,7 +91,8 @@ def random_model(size: ModelSize, dtype: torch.dtype, device: torch.device) -> M
         make_linear = partial(PackedLinear, deterministic=config.deterministic)
         tensors = _RandomTensors(expected_tensors(spec), device, _std(size))
         part = ModelPart.of(spec, WHOLE)
-        weights = WeightReader(tensors, part, dtype, device, make_linear).read(max_len)
+        reader = WeightReader(tensors, part, dtype, device, make_linear, GroupedLinear)
+        weights = reader.read(max_len)
         decoder = Decoder(spec, weights, attention)
         return LoadedModel(spec, decoder, attention, dtype, device, Path("random"), max_len)
 

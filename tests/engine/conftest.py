@@ -28,7 +28,23 @@ from octavo.sequence import NO_BLOCK, Sequence
 Trace = list[tuple[int, TokenLogprobs]]
 """Each output token and its log-probabilities, to compare to the bit."""
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+#: What a tiny checkpoint of each family has of its own.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 40},
+    "qwen2": {},
+    "qwen3": {"head_dim": 20},
+    "mixtral": {"num_local_experts": 5},
+    "qwen3_moe": {
+        "head_dim": 20,
+        "num_experts": 9,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 28,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 4},
+}
 _SHAPE = {
     "vocab_size": 331,
     "hidden_size": 48,
@@ -61,10 +77,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Directories of tiny random checkpoints by family, and of the demo model as `demo`."""
     root = tmp_path_factory.mktemp("checkpoints")
     made = {"demo": demo_checkpoint()}
-    for seed, family in enumerate(FAMILIES):
+    for seed, (family, extra) in enumerate(FAMILIES.items()):
         torch.manual_seed(seed)
-        extra = {"head_dim": 20} if family == "qwen3" else {}
-        extra |= {"sliding_window": 40} if family == "mistral" else {}
         config = AutoConfig.for_model(family, **_SHAPE, **extra)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         for name, parameter in model.named_parameters():

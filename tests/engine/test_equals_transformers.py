@@ -64,11 +64,11 @@ DEMO_PROMPTS = [
 ]
 
 
-def generate_with_transformers(model, prompt: list[int]) -> list[int]:
+def generate_with_transformers(model, prompt: list[int], num_tokens=NUM_TOKENS) -> list[int]:
     output = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=NUM_TOKENS,
+        max_new_tokens=num_tokens,
         do_sample=False,
         pad_token_id=0,
     )
@@ -87,6 +87,30 @@ def test_tiny_checkpoints_answer_24_prompts_as_transformers_does(
     driver.run()
     for index, prompt in enumerate(prompts):
         assert driver.tokens(str(index)) == generate_with_transformers(model, prompt), index
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "olmoe"])
+def test_experts_answer_as_in_transformers_through_chunks_and_preemptions(
+    family, checkpoints, make_driver, make_prompts
+):
+    model = AutoModelForCausalLM.from_pretrained(checkpoints[family], dtype=torch.float32)
+    options = {"max_num_batched_tokens": 40, "max_num_seqs": 8, "preemption_mode": "recompute"}
+    driver = make_driver(family, dtype="float32", **options)
+    prompts = make_prompts([1, 16, 33, 47, 90])
+    for index, prompt in enumerate(prompts):
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        driver.add(str(index), prompt, params)
+
+    def preempt() -> None:
+        for sequence in list(driver.scheduler.running) if driver.now_s in (4, 8) else ():
+            driver.preempt(sequence)
+
+    driver.run(preempt)
+    assert driver.counts["chunks"] > 0
+    assert driver.engine.stats().num_preemptions_total > len(prompts)
+    model.generation_config.eos_token_id = None
+    for index, prompt in enumerate(prompts):
+        assert driver.tokens(str(index)) == generate_with_transformers(model, prompt, 8), index
 
 
 def test_the_demo_model_answers_24_prompts_as_transformers_does(checkpoints, make_driver):

@@ -32,6 +32,13 @@ MULTIPLIERS = {
     "logits_scaling": 0.3,
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 700.0, "factor": 2.0}
+QWEN3_MOE = {
+    "head_dim": 16,
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 27,
+    "norm_topk_prob": True,
+}
 
 # What each case is there for is its name.
 CASES = {
@@ -79,6 +86,25 @@ CASES = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
             },
         },
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 5}),
+    "mixtral-window-and-one-expert-a-token": (
+        "mixtral",
+        {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 20},
+    ),
+    "qwen3_moe": ("qwen3_moe", QWEN3_MOE),
+    "qwen3_moe-every-second-layer-weights-as-they-are": (
+        "qwen3_moe",
+        {**QWEN3_MOE, "decoder_sparse_step": 2, "norm_topk_prob": False, "attention_bias": True},
+    ),
+    "qwen3_moe-window-and-a-layer-excepted": (
+        "qwen3_moe",
+        {**QWEN3_MOE, "mlp_only_layers": [1], "use_sliding_window": True, "sliding_window": 20},
+    ),
+    "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 4}),
+    "olmoe-every-expert-for-every-token": (
+        "olmoe",
+        {"num_experts": 3, "num_experts_per_tok": 3, "norm_topk_prob": True},
     ),
 }
 

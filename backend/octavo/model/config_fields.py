@@ -19,10 +19,10 @@ HARMLESS_FIELDS = frozenset(
     """_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled _name_or_path
     attention_dropout auto_map bos_token_id chunk_size_feed_forward embd_pdrop hidden_dropout
     id2label initializer_range is_llama_config label2id max_window_layers model_max_length
-    output_attentions output_hidden_states pad_token_id pretraining_tp residual_dropout
-    resid_pdrop return_dict sep_token_id task_specific_params tokenizer_class
-    transformers.js_config transformers_version unsloth_fixed unsloth_version
-    use_cache""".split()
+    output_attentions output_hidden_states output_router_logits pad_token_id pretraining_tp
+    residual_dropout resid_pdrop return_dict router_aux_loss_coef router_jitter_noise
+    sep_token_id task_specific_params tokenizer_class transformers.js_config
+    transformers_version unsloth_fixed unsloth_version use_cache""".split()
 )
 
 

@@ -58,7 +58,7 @@ def spec_from_config(config: Mapping[str, Any] | Any) -> ModelSpec:
         "architecture": family.architecture,
         "vocab_size": fields.integer("vocab_size"),
         "hidden_size": sizes.hidden_size,
-        "intermediate_size": fields.integer("intermediate_size"),
+        "intermediate_size": sizes.intermediate_size,
         "num_layers": sizes.num_layers,
         "num_heads": sizes.num_heads,
         "num_kv_heads": sizes.num_kv_heads,
@@ -108,6 +108,7 @@ def _sizes(fields: ConfigFields, family: Family) -> Sizes:
     derived = hidden_size // num_heads if family.derives_head_dim else None
     return Sizes(
         hidden_size=hidden_size,
+        intermediate_size=fields.integer("intermediate_size"),
         num_layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -136,4 +137,7 @@ FAMILIES = {
     "granite": Family("GraniteForCausalLM", read.granite, derives_kv_heads=True),
     "olmo2": Family("Olmo2ForCausalLM", read.olmo2, derives_kv_heads=True),
     "olmo3": Family("Olmo3ForCausalLM", read.olmo3, derives_kv_heads=True),
+    "mixtral": Family("MixtralForCausalLM", read.mixtral),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", read.qwen3_moe),
+    "olmoe": Family("OlmoeForCausalLM", read.olmoe, derives_kv_heads=True),
 }

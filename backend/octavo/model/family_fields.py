@@ -6,9 +6,11 @@ fields of ModelSpec; what all read alike is in `families`. Knows nothing of file
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from octavo.model.config_fields import ConfigFields
+from octavo.model.expert_fields import experts_of_all_layers, sparse_layers
 from octavo.model.layer_kinds import (
     Ropes,
     Sizes,
@@ -132,6 +134,49 @@ def olmo3(fields: ConfigFields, sizes: Sizes) -> Found:
         **_olmo_layer(fields),
         "ropes": ropes_by_type(fields, sizes, windows, 500_000.0, 500_000.0),
         "windows": windows,
+    }
+
+
+def mixtral(fields: ConfigFields, sizes: Sizes) -> Found:
+    """Read Mixtral: Mistral with experts in every layer."""
+    inner = sizes.intermediate_size
+    experts = experts_of_all_layers(fields, sizes, inner=inner, normalizes=True)
+    return {
+        **_silu_and_rms(fields),
+        "ropes": one_rope(fields, sizes),
+        "windows": same_windows(fields, sizes, absent=None),
+        "experts": replace(experts, stored="block_sparse_moe"),
+    }
+
+
+def qwen3_moe(fields: ConfigFields, sizes: Sizes) -> Found:
+    """Read Qwen 3 with experts in some layers."""
+    inner, normalizes = (
+        fields.integer("moe_intermediate_size"),
+        fields.flag("norm_topk_prob", False),
+    )
+    experts = experts_of_all_layers(fields, sizes, inner=inner, normalizes=normalizes)
+    return {
+        **_silu_and_rms(fields),
+        **_attention_bias(fields),
+        "ropes": one_rope(fields, sizes),
+        "windows": (optional_window(fields),) * sizes.num_layers,
+        "qk_norm": "head",
+        "experts": replace(experts, layers=sparse_layers(fields, sizes)),
+    }
+
+
+def olmoe(fields: ConfigFields, sizes: Sizes) -> Found:
+    """Read OLMoE: experts in every layer, and norms over all heads."""
+    inner = sizes.intermediate_size
+    normalizes = fields.flag("norm_topk_prob", False)
+    return {
+        **_silu_and_rms(fields),
+        **_attention_bias(fields),
+        "ropes": one_rope(fields, sizes),
+        "windows": full_windows(sizes),
+        "qk_norm": "all",
+        "experts": experts_of_all_layers(fields, sizes, inner=inner, normalizes=normalizes),
     }
 
 

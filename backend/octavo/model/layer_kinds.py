@@ -21,6 +21,7 @@ class Sizes:
     """What other fields are read by."""
 
     hidden_size: int
+    intermediate_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int

@@ -19,6 +19,7 @@ from octavo.model.collectives import ALONE, Collectives
 from octavo.model.decoder import Decoder
 from octavo.model.devices import rank_devices
 from octavo.model.families import read_token_ids, spec_from_config
+from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.layers import PackedLinear
 from octavo.model.location import checkpoint_directory
 from octavo.model.shard import WHOLE, ModelPart, Shard
@@ -88,12 +89,10 @@ def load_model(
     checkpoint.check(expected_tensors(spec), _ignored_tensors(spec))
     dtype = _dtype(config.dtype, spec, checkpoint)
     _check_quantization(config.quantization, dtype, device)
-    make_linear = partial(
-        PackedLinear,
-        to_int8=config.quantization == "int8",
-        deterministic=config.deterministic,
-    )
-    reader = WeightReader(checkpoint, part, dtype, device, make_linear)
+    to_int8 = config.quantization == "int8"
+    make_linear = partial(PackedLinear, to_int8=to_int8, deterministic=config.deterministic)
+    make_grouped = partial(GroupedLinear, to_int8=to_int8)
+    reader = WeightReader(checkpoint, part, dtype, device, make_linear, make_grouped)
     weights = reader.read(max_model_len)
     shape = KVCacheShape(
         num_layers=part.spec.num_layers,

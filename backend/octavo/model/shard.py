@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from octavo.errors import ConfigError
-from octavo.model.spec import ModelSpec
+from octavo.model.spec import ExpertSpec, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,8 @@ class ModelPart:
     kv_heads: range
     inner: range
     """Outputs of gate and up, which are the inputs of down."""
+    expert_inner: range
+    """The same of each expert; empty where there are none."""
     tokens: range
     """Rows of the embedding and of the vocabulary projection."""
 
@@ -96,6 +98,7 @@ class ModelPart:
         layers = _layers(spec.num_layers, shard)
         heads, kv_heads = _heads(spec, shard)
         inner = divide(spec.intermediate_size, shard.tp_size)[shard.tp_rank]
+        experts, expert_inner = _experts(spec, shard, layers)
         part = replace(
             spec,
             num_layers=len(layers),
@@ -104,9 +107,10 @@ class ModelPart:
             intermediate_size=len(inner),
             ropes=spec.ropes[layers.start : layers.stop],
             windows=spec.windows[layers.start : layers.stop],
+            experts=experts,
         )
         tokens = divide(spec.vocab_size, shard.tp_size)[shard.tp_rank]
-        return cls(shard, spec, part, layers, heads, kv_heads, inner, tokens)
+        return cls(shard, spec, part, layers, heads, kv_heads, inner, expert_inner, tokens)
 
 
 def divide(total: int, count: int) -> list[range]:
@@ -133,11 +137,14 @@ def _check(spec: ModelSpec, shard: Shard) -> None:
             f"heads of the model, or a multiple of them that is at most its {spec.num_heads} "
             "query heads"
         )
-    narrowest = min(spec.intermediate_size, spec.vocab_size)
+    sizes = {"intermediate_size": spec.intermediate_size, "vocab_size": spec.vocab_size}
+    if spec.experts is not None:
+        sizes["experts' intermediate_size"] = spec.experts.intermediate_size
+    name, narrowest = min(sizes.items(), key=lambda item: item[1])
     if tp_size > narrowest:
         raise ConfigError(
-            f"option tensor_parallel_size is {tp_size} but must be at most {narrowest}, the lesser "
-            "of the model's intermediate_size and vocab_size"
+            f"option tensor_parallel_size is {tp_size} but must be at most {narrowest}, the "
+            f"model's {name}"
         )
 
 
@@ -145,6 +152,16 @@ def _layers(num_layers: int, shard: Shard) -> range:
     # Longer ranges go to the earlier stages, for the last one has the vocabulary as well.
     from_end = divide(num_layers, shard.pp_size)[shard.pp_size - 1 - shard.pp_stage]
     return range(num_layers - from_end.stop, num_layers - from_end.start)
+
+
+def _experts(spec: ModelSpec, shard: Shard, layers: range) -> tuple[ExpertSpec | None, range]:
+    """Return a rank's part of the experts, which is some inner columns of each."""
+    experts = spec.experts
+    if experts is None:
+        return None, range(0)
+    inner = divide(experts.intermediate_size, shard.tp_size)[shard.tp_rank]
+    own = experts.layers[layers.start : layers.stop]
+    return replace(experts, intermediate_size=len(inner), layers=own), inner
 
 
 def _heads(spec: ModelSpec, shard: Shard) -> tuple[range, range]:

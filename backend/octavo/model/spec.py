@@ -27,6 +27,22 @@ class NormSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertSpec:
+    """The mixtures of experts that stand for the MLPs of some layers."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    """Of one expert."""
+    normalizes_weights: bool
+    """The probabilities of a token's experts are made to add up to one."""
+    layers: tuple[bool, ...]
+    """Per layer: whether it has experts."""
+    stored: Literal["mlp", "block_sparse_moe"] = "mlp"
+    """What a checkpoint calls them."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Shape and arithmetic of one decoder-only model.
 
@@ -81,3 +97,8 @@ class ModelSpec:
     rounds_embedding_scale: bool = False
     """The scale is rounded to the model's dtype before embeddings are multiplied by it."""
     residual_scale: float = 1.0
+    experts: ExpertSpec | None = None
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer has a mixture of experts in place of its MLP."""
+        return self.experts is not None and self.experts.layers[layer]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from octavo.model.expert_names import expert_tensors
 from octavo.model.shard import ModelPart
 from octavo.model.spec import ModelSpec
 
@@ -35,8 +36,9 @@ def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     }
     if not spec.tied_embeddings:
         shapes[f"{LM_HEAD}.weight"] = (spec.vocab_size, hidden)
-    layer = _layer_tensors(spec)
+    layers = {has_experts: _layer_tensors(spec, has_experts) for has_experts in (False, True)}
     for index in range(spec.num_layers):
+        layer = layers[spec.has_experts(index)]
         shapes |= {f"{layer_prefix(index)}{name}": shape for name, shape in layer.items()}
     return shapes
 
@@ -94,23 +96,28 @@ def _fused_rows(name: str, sizes: Sequence[int], rows: Sequence[range], unit: in
     return found
 
 
-def _layer_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def _layer_tensors(spec: ModelSpec, has_experts: bool) -> dict[str, tuple[int, ...]]:
     """Return the tensors of one layer by their names within it."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    linears = {OUT: (hidden, q_size, spec.o_bias), DOWN: (hidden, inner, spec.mlp_bias)}
+    linears = {OUT: (hidden, q_size, spec.o_bias)}
     if spec.fused_projections:
         linears[_FUSED_QKV] = (q_size + 2 * kv_size, hidden, spec.qkv_bias)
-        linears[_FUSED_GATE_UP] = (2 * inner, hidden, spec.mlp_bias)
     else:
         for name, size in zip(_QKV, (q_size, kv_size, kv_size), strict=True):
             linears[name] = (size, hidden, spec.qkv_bias)
-        linears |= dict.fromkeys(_GATE_UP, (inner, hidden, spec.mlp_bias))
+    if not has_experts:
+        linears[DOWN] = (hidden, inner, spec.mlp_bias)
+        gate_up = {_FUSED_GATE_UP: 2 * inner} if spec.fused_projections else {}
+        gate_up = gate_up or dict.fromkeys(_GATE_UP, inner)
+        linears |= {name: (size, hidden, spec.mlp_bias) for name, size in gate_up.items()}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, (rows, columns, has_bias) in linears.items():
         shapes[f"{name}.weight"] = (rows, columns)
         if has_bias:
             shapes[f"{name}.bias"] = (rows,)
+    if has_experts and spec.experts is not None:
+        shapes |= expert_tensors(spec.experts, hidden)
     shapes |= {f"{name}.weight": (hidden,) for name in layer_norms(spec) if name is not None}
     if spec.qk_norm is not None:
         is_all = spec.qk_norm == "all"

@@ -14,11 +14,15 @@ import torch
 
 from octavo.model import tensor_names as names
 from octavo.model.blocks import Attention, AttentionForm, GatedMlp
+from octavo.model.expert_names import expert_names
+from octavo.model.experts import Experts
+from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.layer_weights import DecoderWeights, LayerWeights
 from octavo.model.layers import Embedding, PackedLinear
 from octavo.model.norms import Norm, RmsNorm
 from octavo.model.rope import RopeSpec, rotary_table
 from octavo.model.shard import ModelPart
+from octavo.model.spec import ExpertSpec
 from octavo.model.tensor_names import ALL, Rows
 
 
@@ -39,6 +43,7 @@ class WeightReader:
         dtype: of the weights.
         device: of the weights.
         make_linear: PackedLinear, or what makes one of the same arguments.
+        make_grouped: GroupedLinear, or what makes one of the same arguments.
     """
 
     def __init__(
@@ -48,12 +53,14 @@ class WeightReader:
         dtype: torch.dtype,
         device: torch.device,
         make_linear: Callable[..., PackedLinear],
+        make_grouped: Callable[..., GroupedLinear],
     ) -> None:
         self._checkpoint = checkpoint
         self._part = part
         self._dtype = dtype
         self._device = device
         self._make_linear = make_linear
+        self._make_grouped = make_grouped
         self._scratch = torch.empty(0, dtype=dtype, device=device)
 
     def read(self, max_len: int) -> DecoderWeights:
@@ -95,13 +102,15 @@ class WeightReader:
         input_norm, attention_norm, mlp_norm, output_norm = (
             None if name is None else self._norm(f"{prefix}{name}") for name in norms
         )
-        cos_sin = tables[self._part.spec.ropes[index]]
+        spec = self._part.spec
+        part_experts = spec.experts if spec.has_experts(index) else None
+        cos_sin = tables[spec.ropes[index]]
         return LayerWeights(
             input_norm=input_norm,
             attention=self._attention(index, prefix, cos_sin),
             attention_norm=attention_norm,
             mlp_norm=mlp_norm,
-            mlp=self._mlp(prefix),
+            mlp=self._mlp(prefix) if part_experts is None else self._experts(prefix, part_experts),
             output_norm=output_norm,
         )
 
@@ -142,6 +151,23 @@ class WeightReader:
             ),
         )
 
+    def _experts(self, prefix: str, spec: ExpertSpec) -> Experts:
+        stored = expert_names(spec)
+        hidden, inner = self._part.spec.hidden_size, spec.intermediate_size
+        shapes = (spec.num_experts, 2 * inner, hidden), (spec.num_experts, hidden, inner)
+        gate_up, down = (
+            self._make_grouped(shape, self._dtype, self._device, is_gated=is_gated)
+            for shape, is_gated in zip(shapes, (True, False), strict=True)
+        )
+        columns = names.span(self._part.expert_inner)
+        for index in range(spec.num_experts):
+            gates, ups, downs = (f"{prefix}{name}.weight" for name in stored.of(index))
+            gate_up.fill(index, self._scratched([(gates, columns), (ups, columns)]))
+            down.fill(index, self._scratched([(downs, ALL)], columns))
+        # Not quantised: it decides who computes.
+        router = self._tensor([(f"{prefix}{stored.router}.weight", ALL)])
+        return Experts(spec, self._make_linear(router, to_int8=False), gate_up, down)
+
     @property
     def _adds_bias(self) -> bool:
         # One rank adds the bias of a product that is summed over ranks.
@@ -155,12 +181,16 @@ class WeightReader:
     ) -> PackedLinear:
         """Return linears joined along their outputs, `rows` of each, over the same inputs."""
         bias = self._tensor([(f"{n}.bias", part) for n, part in rows]) if has_bias else None
-        parts = self._parts([(f"{n}.weight", part) for n, part in rows], columns)
-        weight = _join(parts, self._scratch_for(_joined_shape(parts)))
+        weight = self._scratched([(f"{n}.weight", part) for n, part in rows], columns)
         linear = self._make_linear(weight, bias, is_gated=is_gated)
         if linear.keeps_weight:
             self._scratch = self._scratch.new_empty(0)
         return linear
+
+    def _scratched(self, rows: Rows, *columns: slice) -> torch.Tensor:
+        """Return parts of tensors joined along their rows, until it is called again."""
+        parts = self._parts(rows, *columns)
+        return _join(parts, self._scratch_for(_joined_shape(parts)))
 
     def _scratch_for(self, shape: tuple[int, ...]) -> torch.Tensor:
         """Return memory for a weight that is to be packed, the same for one after the other.

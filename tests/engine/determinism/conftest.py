@@ -39,6 +39,7 @@ TINY = [
     pytest.param(("llama", "float32"), id="llama-float32"),
     pytest.param(("llama", "bfloat16"), id="llama-bfloat16"),
     pytest.param(("qwen3", "float32"), id="qwen3-float32"),
+    pytest.param(("qwen3_moe", "float32"), id="experts-float32"),
     pytest.param(("mistral", "float32"), id="mistral-window-float32"),
     pytest.param(("mistral", "bfloat16"), id="mistral-window-bfloat16"),
     pytest.param(

@@ -16,6 +16,14 @@ FAMILIES = {
     "mistral": {"sliding_window": 20},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 16},
+    "mixtral": {"num_local_experts": 5},
+    "qwen3_moe": {
+        "head_dim": 16,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 27,
+        "mlp_only_layers": [1],
+    },
 }
 
 

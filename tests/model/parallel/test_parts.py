@@ -88,6 +88,18 @@ def test_ranks_together_read_every_element_once(tied, make_checkpoint, read_by):
         assert total[name] == tensor.numel() * (1 + is_held_twice), name
 
 
+def test_ranks_together_read_every_element_of_every_expert_once(make_checkpoint, read_by):
+    directory, _ = make_checkpoint("mixtral", num_local_experts=5)
+    total = dict.fromkeys(load_file(directory / "model.safetensors"), 0)
+    for rank in range(4):
+        for name, count in read_by(directory, rank, 2, 2)[0].items():
+            total[name] += count
+    for name, tensor in load_file(directory / "model.safetensors").items():
+        # Each rank of a group chooses for itself.
+        is_held_twice = "norm" in name or name.endswith("gate.weight")
+        assert total[name] == tensor.numel() * (1 + is_held_twice), name
+
+
 def test_pickled_weights_are_read_in_parts_too(make_checkpoint, read_by):
     directory, _ = make_checkpoint("llama")
     expected = read_by(directory, 3, 2, 2)[1].decoder.weights

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from octavo.errors import ConfigError
 from octavo.model.rope import RopeSpec
 from octavo.model.shard import WHOLE, ModelPart, Shard
-from octavo.model.spec import ModelSpec, NormSpec
+from octavo.model.spec import ExpertSpec, ModelSpec, NormSpec
 
 SPEC = ModelSpec(
     architecture="LlamaForCausalLM",
@@ -131,5 +131,21 @@ def test_what_cannot_be_divided_is_refused(tp_size, pp_size, message):
 
 
 def test_a_model_narrower_than_the_group_is_refused():
-    with pytest.raises(ConfigError, match="is 3 but must be at most 2, the lesser of the model's"):
+    with pytest.raises(ConfigError, match="is 3 but must be at most 2, the model's intermediate"):
         parts_of(3, 1, replace(SPEC, intermediate_size=2))
+
+
+def test_inner_columns_of_experts_are_divided_and_their_layers_go_to_stages():
+    experts = ExpertSpec(
+        num_experts=5,
+        experts_per_token=2,
+        intermediate_size=7,
+        normalizes_weights=True,
+        layers=(True, False, True),
+    )
+    parts = parts_of(2, 2, replace(SPEC, experts=experts))
+    assert [list(part.expert_inner) for part in parts] == [[0, 1, 2], [3, 4, 5, 6]] * 2
+    assert [part.spec.experts.layers for part in parts] == [(True,)] * 2 + [(True, False)] * 2
+    assert [part.spec.experts.intermediate_size for part in parts] == [3, 4] * 2
+    with pytest.raises(ConfigError, match="is 3 but must be at most 2, the model's experts' inter"):
+        parts_of(3, 1, replace(SPEC, experts=replace(experts, intermediate_size=2)))
