@@ -70,7 +70,7 @@ def make_prompts(num_prompts: int, num_tokens: int) -> list[list[int]]:
 def time_steps(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> float:
     """Decode all prompts for as long as `params` say; return the median milliseconds of a step."""
     for index, prompt in enumerate(prompts):
-        resolved = params.resolve(len(prompt), engine.info.max_num_tokens, 1)
+        resolved = params.resolve(engine.info.room_behind(len(prompt)), 1)
         engine.add(Request(str(index), tuple(prompt), resolved))
     steps_ms = []
     while engine.has_unfinished:

@@ -22,9 +22,6 @@ from octavo.tenant_weights import read_tenant_weights
 
 ENVIRONMENT_PREFIX = "OCTAVO_"
 
-#: Options of the contract that a later version will take; refused rather than ignored.
-UNSUPPORTED_OPTIONS = frozenset({"model_impl"})
-
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 
 #: Integers that may be 0. `max_num_queued_tokens` may not: one request may always wait alone, so 0
@@ -48,6 +45,8 @@ class EngineConfig:
     """Run Python that the checkpoint or its hub repository brings along to load its tokenizer."""
     allow_pickle: bool = False
     """Load pickled weights (.bin, .pt, .pth) of tensors only, where there are no safetensors."""
+    model_impl: str = "auto"
+    """`native` code, `static` (traditional batches of transformers), or `auto`, the first able."""
     dtype: str = "auto"
     """`auto` (the checkpoint's), `bfloat16`, `float16` or `float32`."""
     quantization: str = "none"
@@ -122,6 +121,9 @@ class EngineConfig:
         self._check("model", bool(self.model), "a checkpoint path, a hub id or 'demo'")
         dtypes = ("auto", "bfloat16", "float16", "float32")
         self._check("dtype", self.dtype in dtypes, f"one of {', '.join(dtypes)}")
+        implementations = ("auto", "native", "static")
+        allowed = f"one of {', '.join(implementations)}"
+        self._check("model_impl", self.model_impl in implementations, allowed)
         forms = ("none", "int8")
         self._check("quantization", self.quantization in forms, f"one of {', '.join(forms)}")
         device_ok = re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device) is not None
@@ -206,8 +208,6 @@ class EngineConfig:
         """Build from options whose values may be typed or strings; unknown names are refused."""
         known = sorted(field.name for field in fields(cls))
         for name in values:
-            if name in UNSUPPORTED_OPTIONS:
-                raise ConfigError(f"option {name!r} is not supported yet; remove it")
             if name not in known:
                 raise ConfigError(_unknown_option(name[:64], known))
         if "model" not in values:
@@ -230,7 +230,7 @@ class EngineConfig:
             raise ConfigError(f"{engine_json} cannot be read as JSON: {error}") from None
         if not isinstance(values, dict):
             raise ConfigError(f"{engine_json} must hold a JSON object of engine options")
-        known = {field.name for field in fields(cls)} | UNSUPPORTED_OPTIONS
+        known = {field.name for field in fields(cls)}
         overrides = {name: environment.get(ENVIRONMENT_PREFIX + name.upper()) for name in known}
         given = {name: value for name, value in overrides.items() if value is not None}
         return cls.from_mapping({**values, **parameters, **given})

@@ -37,6 +37,7 @@ from octavo.scheduler.ending import last_outputs
 from octavo.scheduler.output import SchedulerOutput
 from octavo.scheduler.policy import make_policy
 from octavo.scheduler.scheduler import Scheduler
+from octavo.scheduler.whole_batches import BatchRule
 from octavo.sequence import Sequence
 from octavo.step_counter import StepCounter
 
@@ -74,7 +75,8 @@ class Engine:
               stage 0     step 1 ── step 2 ────────────────────── step 3 ────────
               stage 1               step 1 ──────────────────────── step 2 ──────
 
-    `clock` gives the time in seconds, of the same clock as the requests' deadlines.
+    `clock` gives the time in seconds, of the same clock as the requests' deadlines. With a
+    `batch_rule` requests run in batches that nobody joins later.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Engine:
         config: EngineConfig,
         runner: Runner,
         clock: Callable[[], float] = time.monotonic,
+        batch_rule: BatchRule | None = None,
     ) -> None:
         self.config = config
         self.info = EngineInfo(
@@ -96,7 +99,7 @@ class Engine:
             max_logprobs=config.max_logprobs,
             computes_on_host=runner.computes_on_host,
         )
-        self.scheduler = _make_scheduler(config, runner)
+        self.scheduler = _make_scheduler(config, runner, batch_rule)
         self._gate = _make_gate(config, runner)
         self._masks = GrammarMasks()
         self._runner = runner
@@ -270,7 +273,9 @@ def _make_gate(config: EngineConfig, runner: Runner) -> GrammarGate:
     return GrammarGate(compiler, config.max_num_queued_requests)
 
 
-def _make_scheduler(config: EngineConfig, runner: Runner) -> Scheduler:
+def _make_scheduler(
+    config: EngineConfig, runner: Runner, batch_rule: BatchRule | None
+) -> Scheduler:
     limits = SchedulerLimits(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -278,6 +283,7 @@ def _make_scheduler(config: EngineConfig, runner: Runner) -> Scheduler:
         max_num_queued_requests=config.max_num_queued_requests,
         max_num_queued_tokens=config.max_num_queued_tokens,
         num_stages=runner.num_stages,
+        batch_rule=batch_rule,
     )
     cache = KVCacheManager(
         runner.num_blocks,

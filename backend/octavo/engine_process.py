@@ -91,10 +91,10 @@ class _OwnerGone(Exception):
 def load_engine(config: EngineConfig) -> EngineLike:
     """Load the engine of this package."""
     # Imported late: torch takes seconds, and by then this process must be tied to its owner.
-    from octavo.engine import Engine
+    from octavo.engine_choice import load_chosen
     from octavo.local.demo_model import resolve_model
 
-    return Engine.load(replace(config, model=resolve_model(config.model)))
+    return load_chosen(replace(config, model=resolve_model(config.model)))
 
 
 def run_engine(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from octavo.config import EngineConfig
-from octavo.engine import Engine
+from octavo.engine_choice import load_chosen
 from octavo.errors import InvalidRequest, QueueFull, RequestError
 from octavo.local.demo_model import resolve_model
 from octavo.model.location import checkpoint_directory
@@ -93,7 +93,7 @@ class LLM:
             config.model, trust_remote_code=trust, allow_pickle=config.allow_pickle
         )
         self.tokenizer = Tokenizer.load(config.tokenizer or str(directory), trust_remote_code=trust)
-        self.engine = Engine.load(replace(config, model=str(directory)))
+        self.engine = load_chosen(replace(config, model=str(directory)))
         self._ids = itertools.count()
 
     def generate(
@@ -140,18 +140,19 @@ class LLM:
         return Request(
             str(next(self._ids)),
             tuple(ids),
-            params.resolve(len(ids), info.max_num_tokens, info.default_max_tokens),
+            params.resolve(info.room_behind(len(ids)), info.default_max_tokens),
             arrival_s,
             scheduling.deadline_s(arrival_s),
             scheduling.priority,
             scheduling.tenant,
             scheduling.cache_salt,
             bad_words_token_ids(params.bad_words, self.tokenizer, info.eos_token_ids),
+            info.encodes_prompt,
         )
 
     def _begin(self, request: Request) -> list[_Growing]:
-        prompt, params = request.prompt_token_ids, request.params
-        return [_Growing(OutputText(self.tokenizer, prompt, params)) for _ in range(params.n)]
+        before, params = request.continued_token_ids, request.params
+        return [_Growing(OutputText(self.tokenizer, before, params)) for _ in range(params.n)]
 
     def _take(self, answer: _Growing, output: TokenOutput) -> None:
         if isinstance(output.error, RequestError | QueueFull):

@@ -45,6 +45,13 @@ class Request:
     """Only requests of the same salt reuse each other's cached prefixes."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """`params.bad_words` as the tokenizer spells them: the last of each never follows the rest."""
+    encodes_prompt: bool = False
+    """Whether an encoder reads the prompt; else the answer goes on from it."""
+
+    @property
+    def continued_token_ids(self) -> tuple[int, ...]:
+        """What stands before the answer: the prompt, or nothing where an encoder reads it."""
+        return () if self.encodes_prompt else self.prompt_token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +171,20 @@ class EngineInfo:
     computes_on_host: bool = False
     """Whether it computes on the cores of the host, from which all else that runs there takes."""
 
+    encodes_prompt: bool = False
+    """Whether an encoder reads the prompt, which then takes no room of the answer's."""
+
     @property
     def max_num_tokens(self) -> int:
         """Tokens, prompt and output, that one sequence may ever hold."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Tokens that a prompt may have."""
+        return self.max_num_tokens - (not self.encodes_prompt)
+
+    def room_behind(self, num_prompt_tokens: int) -> int:
+        """Return how many tokens may follow a prompt of so many."""
+        # A decoder of its own begins with a token that is no part of the answer.
+        return self.max_num_tokens - (1 if self.encodes_prompt else num_prompt_tokens)

@@ -230,11 +230,8 @@ class SamplingParams:
         given = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return given != (1.0, 0.0, 0.0)
 
-    def resolve(
-        self, num_prompt_tokens: int, max_model_len: int, default_max_tokens: int
-    ) -> SamplingParams:
-        """Return a copy with `max_tokens` and `seed` set, bounded by the room in the context."""
-        room = max_model_len - num_prompt_tokens
+    def resolve(self, room: int, default_max_tokens: int) -> SamplingParams:
+        """Return a copy with `max_tokens` and `seed` set, of at most `room` tokens."""
         wanted = default_max_tokens if self.max_tokens is None else self.max_tokens
         seed = self.seed
         if seed is None and self.beam_width == 1:

@@ -149,13 +149,6 @@ def test_unknown_option_fails_the_load_and_names_the_nearest(
     assert "Traceback" not in reason
 
 
-def test_later_option_fails_the_load(
-    load_failure: Callable[[Path], str], write_model: WriteModel
-) -> None:
-    reason = load_failure(write_model(model_impl="transformers"))
-    assert "option 'model_impl' is not supported yet; remove it" in reason
-
-
 def test_wrong_tenant_weights_fail_the_load(
     load_failure: Callable[[Path], str], write_model: WriteModel
 ) -> None:

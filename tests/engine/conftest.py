@@ -165,7 +165,7 @@ class EngineDriver:
 
     def add(self, name: str, prompt: list[int], params: SamplingParams, **fields: Any) -> None:
         info = self.engine.info
-        resolved = params.resolve(len(prompt), info.max_num_tokens, info.default_max_tokens)
+        resolved = params.resolve(info.room_behind(len(prompt)), info.default_max_tokens)
         self.requests[name] = Request(name, tuple(prompt), resolved, **fields)
         self.engine.add(self.requests[name])
         for index in range(resolved.n):

@@ -43,7 +43,7 @@ def answer(model: str) -> list[list[int]]:
     engine = Engine(config, ModelRunner(config))
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     for index, prompt in enumerate(PROMPTS):
-        resolved = params.resolve(len(prompt), engine.info.max_num_tokens, 6)
+        resolved = params.resolve(engine.info.room_behind(len(prompt)), 6)
         engine.add(Request(str(index), tuple(prompt), resolved))
     tokens: list[list[int]] = [[] for _ in PROMPTS]
     while engine.has_unfinished:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
 
-from octavo.config import SCHEDULING_POLICIES, UNSUPPORTED_OPTIONS, EngineConfig, option_docs
+from octavo.config import SCHEDULING_POLICIES, EngineConfig, option_docs
 from octavo.errors import ConfigError
 
 COUNT = "an integer from 1 to 2,147,483,647"
@@ -28,6 +27,7 @@ GOOD = [
     ("trust_remote_code", "true", True),
     ("allow_pickle", True, True),
     ("max_prompt_bytes", "1000", 1000),
+    ("model_impl", "static", "static"),
     ("dtype", "bfloat16", "bfloat16"),
     ("quantization", "int8", "int8"),
     ("device", "cuda", "cuda"),
@@ -76,6 +76,7 @@ BAD = [
     ("model", 5, "a string"),
     ("model", None, "a string"),
     ("tokenizer", ["x"], "a string"),
+    ("model_impl", "vllm", "one of auto, native, static"),
     ("dtype", "fp8", "one of auto, bfloat16, float16, float32"),
     ("quantization", "fp8", "one of none, int8"),
     ("device", "tpu", "auto, cpu, cuda or cuda:N"),
@@ -233,15 +234,6 @@ def test_devices_are_one_for_each_rank():
         ConfigError, match=r"^option devices is '1' but must be 2 numbers, one for "
     ):
         EngineConfig("demo", device="cuda", devices="1", pipeline_parallel_size=2)
-
-
-@pytest.mark.parametrize("name", sorted(UNSUPPORTED_OPTIONS))
-def test_an_option_of_a_later_version_is_refused_wherever_it_is_given(name, load):
-    message = f"^option '{name}' is not supported yet; remove it$"
-    with pytest.raises(ConfigError, match=message):
-        load(json.dumps({"model": "demo", name: 1}))
-    with pytest.raises(ConfigError, match=message):
-        load('{"model": "demo"}', environment={f"OCTAVO_{name.upper()}": "1"})
 
 
 def test_an_unknown_option_names_the_nearest_and_lists_the_known(load):

@@ -358,7 +358,7 @@ def test_what_beams_would_ignore_is_refused(key, value, message):
 def test_what_changes_nothing_of_beams_may_stand_beside(values):
     params = SamplingParams(**values, beam_width=2)
     assert params.greedy
-    assert params.resolve(5, 100, 16).seed is None
+    assert params.resolve(95, 16).seed is None
 
 
 def test_beams_must_not_be_more_than_tokens():
@@ -467,17 +467,17 @@ def test_no_keys_give_the_defaults():
 )
 def test_resolve_bounds_max_tokens_by_the_room(given, num_prompt_tokens, max_tokens):
     params = SamplingParams(max_tokens=given, seed=3)
-    resolved = params.resolve(num_prompt_tokens, max_model_len=100, default_max_tokens=50)
+    resolved = params.resolve(100 - num_prompt_tokens, default_max_tokens=50)
     assert resolved == SamplingParams(max_tokens=max_tokens, seed=3)
 
 
 def test_resolve_lowers_min_tokens_with_max_tokens():
-    resolved = SamplingParams(min_tokens=80).resolve(90, max_model_len=100, default_max_tokens=50)
+    resolved = SamplingParams(min_tokens=80).resolve(10, default_max_tokens=50)
     assert (resolved.min_tokens, resolved.max_tokens) == (10, 10)
 
 
 def test_resolve_draws_a_seed_of_its_own_for_each_request():
-    seeds = {SamplingParams().resolve(1, 100, 50).seed for _ in range(50)}
+    seeds = {SamplingParams().resolve(99, 50).seed for _ in range(50)}
     assert len(seeds) == 50
     assert all(0 <= seed < 2**63 for seed in seeds)
 

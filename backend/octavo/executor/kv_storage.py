@@ -69,16 +69,12 @@ def choose_num_blocks(
     Raises:
         ConfigError: not even one block fits, or there is not so much memory.
     """
-    total = memory.total if device.type == "cpu" else _gpu_memory(device)
     if config.num_kv_blocks is not None:
         num_blocks = config.num_kv_blocks
         name = f"option num_kv_blocks is {num_blocks:,}, which in bytes"
-        _check_fits(name, num_blocks * shape.bytes_per_block, total)
+        _check_fits(name, num_blocks * shape.bytes_per_block, _total(device, memory))
     else:
-        memory_bytes = config.kv_cache_memory_bytes or _default_memory_bytes(
-            config, device, memory, reserved_bytes
-        )
-        _check_fits("option kv_cache_memory_bytes", memory_bytes, total)
+        memory_bytes = kv_memory_bytes(config, device, memory, reserved_bytes)
         num_blocks = memory_bytes // shape.bytes_per_block
         if num_blocks < 1:
             raise ConfigError(
@@ -93,6 +89,21 @@ def choose_num_blocks(
         device,
     )
     return num_blocks
+
+
+def kv_memory_bytes(
+    config: EngineConfig, device: torch.device, memory: HostMemory, reserved_bytes: int = 0
+) -> int:
+    """Return the bytes that KV may take; the arguments are those of `choose_num_blocks`.
+
+    Raises:
+        ConfigError: there is not so much memory.
+    """
+    memory_bytes = config.kv_cache_memory_bytes or _default_memory_bytes(
+        config, device, memory, reserved_bytes
+    )
+    _check_fits("option kv_cache_memory_bytes", memory_bytes, _total(device, memory))
+    return memory_bytes
 
 
 def choose_num_host_blocks(
@@ -135,7 +146,9 @@ def _check_fits(what: str, num_bytes: int, total: Limit) -> None:
         )
 
 
-def _gpu_memory(device: torch.device) -> Limit:
+def _total(device: torch.device, memory: HostMemory) -> Limit:
+    if device.type == "cpu":
+        return memory.total
     return Limit(int(torch.cuda.get_device_properties(device).total_memory), THIS_MACHINE)
 
 

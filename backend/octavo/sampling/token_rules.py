@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.request import Request
-from octavo.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ def make_token_rules(request: Request) -> TokenRules | None:
         biases=_split(params.logit_bias) if params.logit_bias else None,
         allowed=_bitmask(params.allowed_token_ids) if params.allowed_token_ids else None,
         banned=BannedTokens(banned) if banned else None,
-        seen=_seen_tokens(request.prompt_token_ids, params) if params.penalizes else None,
+        seen=_seen_tokens(request) if params.penalizes else None,
     )
 
 
@@ -136,10 +135,10 @@ class SeenTokens:
         return place
 
 
-def _seen_tokens(prompt_token_ids: tuple[int, ...], params: SamplingParams) -> SeenTokens:
+def _seen_tokens(request: Request) -> SeenTokens:
     # Only the repetition penalty heeds the prompt.
-    heeded = prompt_token_ids if params.repetition_penalty != 1.0 else ()
-    return SeenTokens(np.unique(np.array(heeded, np.int64)), len(prompt_token_ids))
+    heeded = request.continued_token_ids if request.params.repetition_penalty != 1.0 else ()
+    return SeenTokens(np.unique(np.array(heeded, np.int64)), len(request.prompt_token_ids))
 
 
 def _split(

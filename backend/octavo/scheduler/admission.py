@@ -15,6 +15,7 @@ from octavo.cache.prefix_cache import CachedPrefix
 from octavo.errors import InvalidRequest, PromptTooLong, QueueFull
 from octavo.scheduler.seating import Seating
 from octavo.scheduler.waiting_queue import WaitingQueue
+from octavo.scheduler.whole_batches import BatchRule, WholeBatches
 from octavo.sequence import Sequence
 
 #: Share of the blocks that is left to those who run, so that whom they let in does not have to
@@ -33,6 +34,8 @@ class SchedulerLimits:
     max_num_queued_tokens: int | None = None
     num_stages: int = 1
     """Steps that compute at once; each takes its share of those who run."""
+    batch_rule: BatchRule | None = None
+    """What a batch may hold, if who waits comes in only when nobody runs."""
 
 
 class Admission:
@@ -54,21 +57,25 @@ class Admission:
         self._waiting = waiting
         self._seating = seating
         self._reserve = math.ceil(cache.num_blocks * RESERVE)
+        self._batches: WholeBatches | None = None
+        if limits.batch_rule is not None:
+            self._batches = WholeBatches(limits.batch_rule, cache.num_blocks, cache.block_size)
 
     def check_possible(self, sequence: Sequence) -> None:
         """Raise InvalidRequest or PromptTooLong if a sequence can never run."""
         if not sequence.num_tokens:
             raise InvalidRequest("the prompt has 0 tokens but must have at least 1")
-        beam_width, room = sequence.params.beam_width, self.room_of(sequence)
+        room = self.room_of(sequence)
+        key, what = ("n", "answers") if sequence.params.beam_width == 1 else ("beam_width", "beams")
         if sequence.num_seats > self._limits.max_num_seqs:
             raise InvalidRequest(
-                f"{'n' if beam_width == 1 else 'beam_width'} is {sequence.num_seats} but "
+                f"{key} is {sequence.num_seats} but "
                 f"max_num_seqs is {self._limits.max_num_seqs}; lower it or raise max_num_seqs"
             )
         if room < sequence.num_tokens + 1 <= self.max_num_tokens:
             raise PromptTooLong(
-                f"prompt has {sequence.num_tokens:,} tokens but each of {beam_width} beams can "
-                f"hold {room:,} with its output; shorten it, lower beam_width or raise "
+                f"prompt has {sequence.num_tokens:,} tokens but each of {sequence.num_seats} "
+                f"{what} can hold {room:,} with its output; shorten it, lower {key} or raise "
                 "num_kv_blocks"
             )
         if sequence.num_tokens + 1 > self.max_num_tokens:
@@ -88,8 +95,12 @@ class Admission:
     def room_of(self, sequence: Sequence) -> int:
         """Return the tokens, prompt and output, that it or a fork of it may ever hold.
 
-        Beams wait for one another, so all must fit in at once, though they share nothing.
+        Beams wait for one another, so all must fit in at once, though they share nothing; and so
+        must answers whose batch reserves room for them.
         """
+        if self._batches is not None:
+            num_blocks = self._cache.num_blocks // sequence.num_seats
+            return min(self.max_num_tokens, num_blocks * self._cache.block_size)
         beam_width = sequence.params.beam_width
         if beam_width == 1:
             return self.max_num_tokens
@@ -137,6 +148,8 @@ class Admission:
         must be about to come.
         """
         seating = self._seating
+        if self._batches is not None and not self._batches.takes(seating.running, sequence):
+            return False
         if prefix.is_coming or sequence.num_seats > seating.num_free_seats:
             return False
         num_spare = self._num_spare_blocks(list(seating))
@@ -144,6 +157,8 @@ class Admission:
 
     def could_fit(self, sequence: Sequence, prefix: CachedPrefix, place: int) -> bool:
         """Return whether it would fit if all who run from `place` on made room."""
+        if self._batches is not None:
+            return False
         seating = self._seating
         leaving = seating.running[place:]
         num_free_seats = seating.num_free_seats + sum(each.num_seats for each in leaving)
@@ -174,6 +189,8 @@ class Admission:
         Each that made room before and waits again leaves one place less: else requests that are
         ever more urgent would make all that run wait, again and again, without an end.
         """
+        if self._batches is not None:
+            return []
         running = self._seating.running
         num_places = max(0, self._limits.max_num_seqs - self._waiting.num_returned)
         return running[max(self._seating.place_of(newcomer), len(running) - num_places) :]
@@ -190,7 +207,11 @@ class Admission:
         num_free_seats = self._seating.num_free_seats
         num_blocks = self._num_spare_blocks(list(self._seating))
         budget = self._limits.max_num_batched_tokens - sum(s.num_uncomputed_tokens for s in running)
+        batch = running.copy()
         for sequence in chain(waiting, (newcomer,)):
+            if self._batches is not None and not self._batches.takes(batch, sequence):
+                return num_staying, num_tokens
+            batch.append(sequence)
             num_free_seats -= sequence.num_seats
             num_blocks -= self._cache.num_blocks_for(sequence.num_tokens + 1)
             num_blocks -= sequence.num_seats - 1

@@ -50,13 +50,14 @@ def admit(
     request = Request(
         str(next(_ids)),
         token_ids,
-        params.resolve(len(token_ids), info.max_num_tokens, info.default_max_tokens),
+        params.resolve(info.room_behind(len(token_ids)), info.default_max_tokens),
         arrival.time_s,
         decoded.scheduling.deadline_s(arrival.time_s),
         decoded.scheduling.priority,
         decoded.scheduling.tenant,
         decoded.scheduling.cache_salt,
         bad_words_token_ids(decoded.params.bad_words, tokenizer, info.eos_token_ids),
+        info.encodes_prompt,
     )
     return LiveRequest(request, arrival, decoded.options, sender, tokenizer, prompt)
 
@@ -120,16 +121,16 @@ def _check_length(text: str, tokenizer: Tokenizer, info: EngineInfo) -> None:
 def _check_prompt(token_ids: tuple[int, ...], info: EngineInfo) -> None:
     if not token_ids:
         raise InvalidRequest("the prompt has 0 tokens but must have at least 1")
-    if len(token_ids) + 1 > info.max_num_tokens:
+    if len(token_ids) > info.max_prompt_tokens:
         if info.max_num_tokens == info.max_model_len:
             limit = f"max_model_len is {info.max_model_len:,}"
             remedy = "raise max_model_len in engine.json"
         else:
             limit = f"the {info.num_blocks:,} KV blocks hold {info.max_num_tokens:,}"
             remedy = "raise num_kv_blocks in engine.json"
+        room = "" if info.encodes_prompt else ", with room for the answer"
         raise PromptTooLong(
-            f"prompt has {len(token_ids):,} tokens but {limit}, with room for the answer; "
-            f"shorten it or {remedy}"
+            f"prompt has {len(token_ids):,} tokens but {limit}{room}; shorten it or {remedy}"
         )
     if max(token_ids) >= info.vocab_size:
         raise InvalidRequest(

@@ -94,7 +94,7 @@ class LiveRequest:
         self.sender = sender
         self.meter = RequestMeter(arrival.time_s, request.params.n)
         self._answers = [
-            _Answer(OutputText(tokenizer, request.prompt_token_ids, request.params))
+            _Answer(OutputText(tokenizer, request.continued_token_ids, request.params))
             for _ in range(request.params.n)
         ]
         self._prompt = replace_nul(prompt) if options.include_prompt else ""

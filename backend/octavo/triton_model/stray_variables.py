@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
-from octavo.config import ENVIRONMENT_PREFIX, UNSUPPORTED_OPTIONS, EngineConfig
+from octavo.config import ENVIRONMENT_PREFIX, EngineConfig
 
 #: Variables of ours that set no engine option: of commands, of tests and between processes; and
 #: those that Kubernetes sets in every container for a service of the name octavo.
@@ -25,10 +25,9 @@ _OTHERS = re.compile(
 def stray_variables(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for each variable that sets no option and belongs to nobody else."""
     known = [field.name for field in fields(EngineConfig)]
-    others = {*known, *UNSUPPORTED_OPTIONS}
     for variable in sorted(environment):
         name = variable.removeprefix(ENVIRONMENT_PREFIX)
-        if name == variable or name.lower() in others or _OTHERS.fullmatch(name):
+        if name == variable or name.lower() in known or _OTHERS.fullmatch(name):
             continue
         nearest = difflib.get_close_matches(name.lower(), known, n=1)
         hint = f"; did you mean {ENVIRONMENT_PREFIX}{nearest[0].upper()}?" if nearest else ""

@@ -1,0 +1,1 @@
+"""The traditional mode: batches of whole requests through transformers' own generation."""

@@ -1,0 +1,133 @@
+"""The engine of the traditional mode: an `Engine` that runs batch after batch.
+
+All that waits when a batch ends makes up the next, as far as there is room; nobody joins a batch
+that runs. Everything else is as in continuous batching, and done by the same code. Knows nothing of
+threads, the server or text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from octavo.config import EngineConfig
+from octavo.engine import Engine
+from octavo.errors import ConfigError, InvalidRequest, PromptTooLong
+from octavo.request import FinishReason, Request, StepOutput, TokenOutput
+from octavo.scheduler.whole_batches import BatchRule
+from octavo.static_engine.runner import StaticRunner
+from octavo.static_engine.trial import BatchKind
+
+_MODE = "in the traditional mode (model_impl static)"
+#: Bytes of the logits of one prompt whose tokens are scored: they are all there at once.
+_MOST_LOGITS_BYTES = 1 << 30
+_MOST_TOKENS_A_STEP = 2**31 - 1
+
+
+class StaticEngine(Engine):
+    """An engine whose requests run in batches from beginning to end.
+
+    Args:
+        config: the options.
+        clock: as an `Engine` has it.
+
+    Raises:
+        ConfigError: the model cannot be served so, or an option has no meaning in this mode.
+    """
+
+    def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        _check_options(config)
+        self._static_runner = runner = StaticRunner(config)
+        single = runner.batch_kind is BatchKind.SINGLE
+        own = replace(
+            config,
+            enable_prefix_caching=False,
+            max_num_seqs=1 if single else config.max_num_seqs,
+            # A prompt is computed whole, and all of a batch together.
+            max_num_batched_tokens=_MOST_TOKENS_A_STEP,
+        )
+        rule = BatchRule(equal_lengths=runner.batch_kind is not BatchKind.PADDED)
+        super().__init__(own, runner, clock, rule)
+        if runner.is_encoder_decoder:
+            self.info = replace(self.info, max_model_len=runner.max_prompt_len, encodes_prompt=True)
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> StaticEngine:
+        """Load the model that `config` names, as the class itself does."""
+        return cls(config)
+
+    def add(self, request: Request) -> None:
+        """Queue a request, as `Engine` does; what the mode cannot do is refused by name."""
+        self._check(request)
+        super().add(request)
+
+    def abort(
+        self,
+        request_id: str,
+        reason: FinishReason = FinishReason.ABORT,
+        index: int | None = None,
+    ) -> tuple[TokenOutput, ...]:
+        """End a request or one of its answers; with its last, a batch gives back what it holds."""
+        ended = super().abort(request_id, reason, index)
+        self._leave_if_over()
+        return ended
+
+    def step(self) -> StepOutput:
+        """Begin a batch, or compute a token of each that still runs in it."""
+        output = super().step()
+        self._leave_if_over()
+        return output
+
+    def _leave_if_over(self) -> None:
+        if not self.scheduler.running:
+            self._static_runner.leave()
+
+    def _check(self, request: Request) -> None:
+        params, num_prompt_tokens = request.params, len(request.prompt_token_ids)
+        if params.beam_width > 1:
+            raise InvalidRequest(f"beam_width is {params.beam_width} but must be 1 {_MODE}")
+        if self.info.encodes_prompt:
+            self._check_encoded(request)
+        elif params.prompt_logprobs is not None:
+            needed = num_prompt_tokens * self.info.vocab_size * 4
+            if needed > _MOST_LOGITS_BYTES:
+                raise InvalidRequest(
+                    f"prompt_logprobs of {num_prompt_tokens:,} prompt tokens takes {needed:,} "
+                    f"bytes of logits but at most {_MOST_LOGITS_BYTES:,} are allowed {_MODE}; "
+                    "shorten the prompt"
+                )
+
+    def _check_encoded(self, request: Request) -> None:
+        params, most = request.params, self.info.max_prompt_tokens
+        if params.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "prompt_logprobs must be absent where the prompt is an encoder's input: no token "
+                "of it is predicted"
+            )
+        if len(request.prompt_token_ids) > most:
+            raise PromptTooLong(
+                f"prompt has {len(request.prompt_token_ids):,} tokens but the encoder takes "
+                f"{most:,}; shorten it or raise max_model_len"
+            )
+        room = self.info.room_behind(len(request.prompt_token_ids))
+        if (params.max_tokens or 0) > room:
+            raise InvalidRequest(
+                f"max_tokens is {params.max_tokens:,} but the decoder has room for {room:,}"
+            )
+
+
+def _check_options(config: EngineConfig) -> None:
+    for name, allowed in (
+        ("tensor_parallel_size", 1),
+        ("pipeline_parallel_size", 1),
+        ("quantization", "none"),
+    ):
+        value = getattr(config, name)
+        if value != allowed:
+            raise ConfigError(f"option {name} is {value!r} but must be {allowed!r} {_MODE}")
+    if config.preemption_mode == "swap":
+        raise ConfigError(
+            f"option preemption_mode is 'swap' but must be 'auto' or 'recompute' {_MODE}, where "
+            "no KV leaves the device"
+        )

@@ -1,0 +1,140 @@
+"""One batch in transformers' `generate`, a token at a time.
+
+`generate` runs on a thread of its own and hands the logits of each step to a logits processor. Ours
+hands them on, waits for the tokens that are drawn from them, and says these are the only ones
+possible. So caches, masks and positions are transformers' own affair, whatever the architecture,
+and who steps may stop between two tokens. Knows nothing of sequences or sampling.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList
+
+from octavo.model.pretrained import PretrainedModel
+
+#: Stands where a row has no token: nothing attends to it.
+PADDING_ID = 0
+
+#: What a model's own generation config may say that belongs to the model rather than to a request.
+_OF_THE_MODEL = (
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "suppress_tokens",
+)
+
+
+class _Left(Exception):
+    """Nobody wants more of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Prompts padded to one length."""
+
+    token_ids: torch.Tensor
+    """[rows, longest] int64"""
+    mask: torch.Tensor
+    """The same, 1 where there is a token."""
+    most_tokens: int
+    """That are generated of any row."""
+
+
+class Generation:
+    """Batches of one model, one at a time: `begin`, `step` again and again, `leave`.
+
+    Mutates the model's generation config: what it says of sampling is for requests to say.
+    """
+
+    def __init__(self, model: PretrainedModel) -> None:
+        self._model = model
+        given = model.module.generation_config
+        model.module.generation_config = GenerationConfig(
+            **{name: getattr(given, name, None) for name in _OF_THE_MODEL}
+        )
+        self._batches: SimpleQueue[_Batch] = SimpleQueue()
+        self._logits: SimpleQueue[torch.Tensor | Exception | None] = SimpleQueue()
+        self._tokens: SimpleQueue[torch.Tensor | None] = SimpleQueue()
+        self._is_under_way = False
+        # One thread for all batches: each thread that computes gets helpers of its own.
+        threading.Thread(target=self._run, name="generate", daemon=True).start()
+
+    def begin(self, prompts: Sequence[Sequence[int]], most_tokens: int) -> torch.Tensor:
+        """Compute prompts, one a row, of which each gets at most `most_tokens`.
+
+        Returns:
+            logits [rows, vocab] float32 of what follows each, which the caller may change.
+        """
+        assert not self._is_under_way, "the batch before has not been left"
+        self._batches.put(self._pad(prompts, most_tokens))
+        self._is_under_way = True
+        return self._next()
+
+    def step(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Compute one token of each row; return the logits that follow, as `begin` does."""
+        self._tokens.put(torch.tensor(token_ids, device=self._model.device))
+        return self._next()
+
+    def leave(self) -> None:
+        """End the batch, if one is under way, and free what it holds."""
+        if self._is_under_way:
+            self._is_under_way = False
+            self._tokens.put(None)
+            self._logits.get()
+
+    def _next(self) -> torch.Tensor:
+        answer = self._logits.get()
+        if isinstance(answer, torch.Tensor):
+            return answer
+        self._is_under_way = False
+        raise answer or RuntimeError("transformers ended a batch by itself")
+
+    def _pad(self, prompts: Sequence[Sequence[int]], most_tokens: int) -> _Batch:
+        """Pad on the left, for the model goes on from the last token; an encoder's on the right."""
+        longest = max(map(len, prompts))
+        token_ids = torch.full((len(prompts), longest), PADDING_ID)
+        mask = torch.zeros_like(token_ids)
+        for row, prompt in enumerate(prompts):
+            start = 0 if self._model.is_encoder_decoder else longest - len(prompt)
+            token_ids[row, start : start + len(prompt)] = torch.tensor(prompt)
+            mask[row, start : start + len(prompt)] = 1
+        device = self._model.device
+        return _Batch(token_ids.to(device), mask.to(device), most_tokens)
+
+    def _run(self) -> None:
+        while True:
+            batch = self._batches.get()
+            try:
+                self._generate(batch)
+            except _Left:
+                self._logits.put(None)
+            except Exception as error:
+                self._logits.put(error)
+            else:
+                self._logits.put(None)
+
+    def _generate(self, batch: _Batch) -> None:
+        self._model.module.generate(
+            batch.token_ids,
+            attention_mask=batch.mask,
+            generation_config=GenerationConfig(
+                max_new_tokens=batch.most_tokens, do_sample=False, pad_token_id=PADDING_ID
+            ),
+            logits_processor=LogitsProcessorList([self._exchange]),
+        )
+
+    def _exchange(self, token_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Hand on logits [rows, vocab], and return others in which only the tokens drawn stand."""
+        self._logits.put(logits)
+        drawn = self._tokens.get()
+        if drawn is None:
+            raise _Left
+        return torch.full_like(logits, -torch.inf).scatter_(1, drawn[:, None], 0.0)

@@ -1,0 +1,96 @@
+"""How much a batch of transformers' own caches takes, and how many tokens there is memory for.
+
+A cache may be of any kind, so it is measured: two short prompts tell what a row takes however long
+it is, and what each token adds. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+from octavo.executor.kv_storage import kv_memory_bytes
+from octavo.host_resources import host_memory
+from octavo.model.pretrained import PretrainedModel
+from octavo.scheduler.admission import RESERVE
+
+_LENGTHS = (16, 32)
+_MOST_DEPTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RowBytes:
+    """What a row of a batch takes, in bytes."""
+
+    fixed: int
+    """Of its state, whatever its length."""
+    per_token: int
+
+
+@torch.no_grad()
+def measure_row(model: PretrainedModel) -> RowBytes:
+    """Measure what a row keeps from one step to the next."""
+    few, many = (_kept_bytes(model, length) for length in _LENGTHS)
+    per_token = max(0, many - few) // (_LENGTHS[1] - _LENGTHS[0])
+    return RowBytes(max(0, few - per_token * _LENGTHS[0]), per_token)
+
+
+def choose_num_blocks(
+    config: EngineConfig, row: RowBytes, row_tokens: int, device: torch.device
+) -> int:
+    """Return how many blocks of `block_size` tokens a batch may reserve over all its rows.
+
+    `num_kv_blocks` decides if given, then the memory as it does for blocks of KV; there are never
+    more than `max_num_seqs` rows of `row_tokens` can use.
+
+    Raises:
+        ConfigError: not even one block fits.
+    """
+    blocks_of_row = -(-row_tokens // config.block_size)
+    # Admission leaves a share of all blocks to those who run.
+    most = int(config.max_num_seqs * blocks_of_row / (1.0 - RESERVE)) + 2
+    if config.num_kv_blocks is not None:
+        return min(config.num_kv_blocks, most)
+    memory_bytes = kv_memory_bytes(config, device, host_memory())
+    rest = memory_bytes - config.max_num_seqs * row.fixed
+    needed = row.per_token * config.block_size
+    num_blocks = min(most, rest // needed) if needed else most
+    if rest < 0 or num_blocks < 1:
+        raise ConfigError(
+            f"{memory_bytes:,} bytes hold no batch of {config.max_num_seqs} rows of "
+            f"{row.fixed:,} bytes and {needed:,} for a block of tokens; raise "
+            "kv_cache_memory_bytes or lower max_num_seqs"
+        )
+    return num_blocks
+
+
+def _kept_bytes(model: PretrainedModel, num_tokens: int) -> int:
+    """Return the bytes of all that a forward pass returns, but for the logits."""
+    token_ids = torch.ones(1, num_tokens, dtype=torch.int64, device=model.device)
+    start = {"decoder_input_ids": token_ids[:, :1]} if model.is_encoder_decoder else {}
+    output = model.module(input_ids=token_ids, use_cache=True, **start)
+    kept = {key: value for key, value in output.items() if key != "logits"}
+    sizes = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors(kept, _MOST_DEPTH)}
+    return sum(sizes.values())
+
+
+def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a value: of lists, mappings and attributes."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and not isinstance(value, torch.nn.Module | str | int | float | None):
+        items = (
+            value.values()
+            if isinstance(value, Mapping)
+            else vars(value).values()
+            if hasattr(value, "__dict__")
+            else value
+        )
+        if isinstance(value, list | tuple | Mapping) or hasattr(value, "__dict__"):
+            for item in items:
+                yield from _tensors(item, depth - 1)
