@@ -16,6 +16,7 @@ from queue import SimpleQueue
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
+from octavo.model.devices import use_device
 from octavo.model.pretrained import PretrainedModel
 
 #: Stands where a row has no token: nothing attends to it.
@@ -110,6 +111,7 @@ class Generation:
         return _Batch(token_ids.to(device), mask.to(device), most_tokens)
 
     def _run(self) -> None:
+        use_device(self._model.device)
         while True:
             batch = self._batches.get()
             try:

@@ -17,6 +17,7 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.executor.prompt_scores import PromptScores
 from octavo.host_resources import usable_cores
+from octavo.model.devices import use_device
 from octavo.model.pretrained import PretrainedModel, load_pretrained
 from octavo.scheduler.output import SchedulerOutput
 from octavo.scheduler.preemption import PreemptionCosts
@@ -48,6 +49,8 @@ class StaticRunner:
         started_s = time.monotonic()
         torch.set_num_threads(config.cpu_threads or usable_cores())
         self._model = model = load_pretrained(config)
+        use_device(model.device)
+        self.computes_on_host = model.device.type == "cpu"
         self.is_encoder_decoder = model.is_encoder_decoder
         self.eos_token_ids = model.eos_token_ids
         self.vocab_size = model.module.get_input_embeddings().weight.shape[0]
@@ -102,6 +105,9 @@ class StaticRunner:
 
     def finish(self) -> None:
         """Do nothing more: a step is done when `execute` returns."""
+
+    def wait(self) -> None:
+        """Do nothing: no other process takes part."""
 
     def pop_scores(self) -> PromptScores:
         """Return what the last step found out of its `output.scored`, which must not be empty."""
