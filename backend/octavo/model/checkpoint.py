@@ -56,6 +56,9 @@ class Checkpoint:
             if name not in self._path_of or self._path_of[name].name != file_name:
                 raise ConfigError(f"{index} says tensor {name} is in {file_name}, but it is not")
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
     def check(self, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
         """Refuse a checkpoint whose tensors are not exactly the expected ones.
 

@@ -20,11 +20,12 @@ from octavo.model.decoder import Decoder
 from octavo.model.devices import rank_devices
 from octavo.model.families import read_token_ids, spec_from_config
 from octavo.model.grouped_linear import GroupedLinear
+from octavo.model.joined_experts import checked_tensors
 from octavo.model.layers import PackedLinear
 from octavo.model.location import checkpoint_directory
 from octavo.model.shard import WHOLE, ModelPart, Shard
 from octavo.model.spec import ModelSpec
-from octavo.model.tensor_names import EMBEDDING, expected_tensors
+from octavo.model.tensor_names import EMBEDDING
 from octavo.model.weight_reader import WeightReader
 from octavo_kernels import (
     AttentionBackend,
@@ -86,13 +87,13 @@ def load_model(
     part = ModelPart.of(spec, shard)
     device = device or rank_devices(config)[0]
     checkpoint = Checkpoint(directory, allow_pickle=config.allow_pickle)
-    checkpoint.check(expected_tensors(spec), _ignored_tensors(spec))
+    tensors = checked_tensors(spec, checkpoint, _ignored_tensors(spec))
     dtype = _dtype(config.dtype, spec, checkpoint)
     _check_quantization(config.quantization, dtype, device)
     to_int8 = config.quantization == "int8"
     make_linear = partial(PackedLinear, to_int8=to_int8, deterministic=config.deterministic)
     make_grouped = partial(GroupedLinear, to_int8=to_int8)
-    reader = WeightReader(checkpoint, part, dtype, device, make_linear, make_grouped)
+    reader = WeightReader(tensors, part, dtype, device, make_linear, make_grouped)
     weights = reader.read(max_model_len)
     shape = KVCacheShape(
         num_layers=part.spec.num_layers,
