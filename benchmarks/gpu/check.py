@@ -30,6 +30,7 @@ from gpu.paths import ROOT, search_path
 from gpu.report import PartResult, Section, exit_status, report_markdown
 
 SCRIPT = ROOT / "scripts" / "gpu-check"
+_MINUTES, _MORE_MINUTES = 10.0, 10.0
 _LEFT_TO_REPORT_S = 5.0  # between the deadline a part is told of and that by which it is stopped
 
 
@@ -46,9 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.part:
         return _run_here(options)
     started_s = time.monotonic()
+    has_several = options.device == "cuda" and torch.cuda.device_count() > 1
+    minutes = options.minutes or _MINUTES + _MORE_MINUTES * has_several
     results = []
     for name in options.only or PARTS:
-        left_s = started_s + options.minutes * 60 - time.monotonic()
+        left_s = started_s + minutes * 60 - time.monotonic()
         results.append(_run_apart(name, options, left_s))
         print(f"gpu-check: {name}: {results[-1].verdict}", file=sys.stderr)
         circumstances = _circumstances(options.device, time.monotonic() - started_s)
@@ -70,7 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="run fewer cases")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--minutes", type=_minutes, default=10.0, help="stop after so many (10)")
+    limit = f"stop after so many ({_MINUTES:g}, and {_MORE_MINUTES:g} more on several GPUs)"
+    parser.add_argument("--minutes", type=_minutes, help=limit)
     parser.add_argument("--output", type=_output_file, help="write the report here too")
     parser.add_argument("--part", choices=tuple(PARTS), help=argparse.SUPPRESS)
     parser.add_argument("--sections", type=Path, help=argparse.SUPPRESS)

@@ -27,6 +27,13 @@ class Context:
         return self.device.type == "cuda"
 
     @property
+    def num_devices(self) -> int:
+        """Devices that ranks may have; on a CPU a few processes stand for them."""
+        if self.is_gpu:
+            return torch.cuda.device_count()
+        return 2 if self.quick else 4
+
+    @property
     def is_late(self) -> bool:
         """Whether nothing more should be begun."""
         return time.monotonic() > self.deadline_s

@@ -7,6 +7,7 @@ at the rate of a copy. The model has random weights, made on the device.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,20 +40,23 @@ class RepeatingRunner:
     def __init__(self, runner: ModelRunner, device: torch.device) -> None:
         self._runner = runner
         self._device = device
-        self.repeats = 0
-        """Of the next step alone."""
+        self._repeats = 0
         self.forward_s = 0.0
         """Device time of one forward pass, from the last step that was repeated."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
+    def repeat(self, repeats: int) -> None:
+        """Repeat the forward pass of the next step so often."""
+        self._repeats = repeats
+
     def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
         """Run a step; see Runner."""
         logits = self._runner.execute(output, drawn)
-        if self.repeats:
-            self.forward_s = self._time(output, drawn, self.repeats)
-            self.repeats = 0
+        if self._repeats:
+            self.forward_s = self._time(output, drawn, self._repeats)
+            self._repeats = 0
         return logits
 
     def _time(self, output: SchedulerOutput, drawn: torch.Tensor | None, repeats: int) -> float:
@@ -94,8 +98,7 @@ def _lines(
 ) -> list[Line]:
     batches = (1, 32, 256) if context.is_gpu else (1, 4)
     budget = 8192 if context.is_gpu else 64  # tokens of a step while prompts are computed
-    # Longer answers than are waited for: those that begin first go on while others begin.
-    num_new = _WARM_UPS + _STEPS + 10 + 2 * (max(batches) * length // budget + 1)
+    num_new = answer_length(max(batches) * length, budget)
     longest = length + num_new
     options = {
         "model": "random",
@@ -116,10 +119,15 @@ def _lines(
             lines.append(unmeasured_line((products, str(batch)), _HEADS))
             continue
         asks = draw_asks([length] * batch, num_new, size.vocab_size, greedy=True, logprobs=False)
-        timed = _time_steps(engine, runner, asks, context.device)
+        timed = time_steps(engine, asks, context.device, lambda: runner.repeat(_REPEATS))
         line = _line(batch, timed, runner.forward_s, ceiling, size)
         lines.append(Line((products, *line.cells), line.verdict))
     return lines
+
+
+def answer_length(prompt_tokens: int, budget: int) -> int:
+    """Return a longer answer than is waited for: who begins first goes on while others begin."""
+    return _WARM_UPS + _STEPS + 10 + 2 * (prompt_tokens // budget + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +140,13 @@ class TimedSteps:
     """Tokens whose keys and values a step reads, of all sequences, on average."""
 
 
-def _time_steps(
-    engine: Engine, runner: RepeatingRunner, asks: list[Ask], device: torch.device
+def time_steps(
+    engine: Engine,
+    asks: list[Ask],
+    device: torch.device,
+    prepare: Callable[[], object] = lambda: None,
 ) -> TimedSteps:
-    """Time decode steps of these requests alone, and end them."""
+    """Time decode steps of these requests alone, and end them; one step follows `prepare`."""
     for index, ask in enumerate(asks):
         engine.add(Request(f"{len(asks)} {index}", ask.prompt, ask.params, time.monotonic()))
     started: set[str] = set()
@@ -143,7 +154,7 @@ def _time_steps(
         started |= {output.request_id for output in engine.step().outputs}
     for _ in range(_WARM_UPS):
         engine.step()
-    runner.repeats = _REPEATS
+    prepare()
     engine.step()
     running = engine.scheduler.running
     num_before = sum(sequence.num_computed_tokens for sequence in running)

@@ -39,6 +39,11 @@ PARTS = {
     "attention": Part(("attention_speed:attention",), 60, "decode and prefill attention"),
     "steps": Part(("decode_speed:steps",), 100, "whole decode steps against the floor"),
     "products": Part(("product_speed:products",), 30, "products with weights against torch's"),
+    "ranks": Part(
+        ("rank_answers:rank_answers", "rank_sums:rank_sums", "rank_speed:rank_speed"),
+        600,
+        "one model on several GPUs, where there are several",
+    ),
     "swap": Part(("swap_speed:swap",), 20, "KV blocks to the host and back"),
 }
 

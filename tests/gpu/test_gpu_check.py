@@ -66,7 +66,7 @@ def test_the_report_says_when_where_and_with_what_it_was_made(report):
 
 def test_every_section_is_a_table_of_equally_long_rows(report):
     found = tables(report)
-    assert len(found) == 11
+    assert len(found) == 14
     for title, rows in found.items():
         assert len(rows) > 1, title
         assert {len(row) for row in rows} == {len(rows[0])}, title
@@ -83,6 +83,10 @@ def test_the_tables_hold_what_was_promised_to_be_measured(report):
     ]
     axes = {row[1] for row in found["Engine: the same tokens and log-probabilities"][1:]}
     assert {"all in one batch", "prompts in chunks", "preempted, swapped"} <= axes
+    ranks = {(row[0], row[1]): row[2] for row in found["Ranks: answers, bytes and a lost rank"][1:]}
+    assert ranks["tp 2", "tokens of one device"] == "0 of 3 differ"
+    assert ranks["tp 2", "bytes that rank 0 sends"] == "93,440, 93,440 by the formula"
+    assert ranks["tp 2 x pp 2", "everything"].startswith("skipped: needs 4 processes, with which")
     share = found["Decode attention"][1][-1]
     assert re.fullmatch(r"\d+%", share)
 
@@ -165,3 +169,14 @@ def test_what_there_was_no_time_for_is_not_met():
         assert {(line.cells[-1], line.verdict) for line in lines} == {
             ("out of time", Verdict.MISSED)
         }
+
+
+def test_one_gpu_skips_what_takes_several(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    context = Context(torch.device("cuda"))
+    sections = list(parts.run_part("ranks", context))
+    assert [len(section.lines) for section in sections] == [1, 3, 1]
+    for section in sections:
+        assert section.num_missed == 0
+        for line in section.lines:
+            assert any("GPUs of which there are 1" in cell for cell in line.cells)
