@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 # Before anything imports transformers: tests never reach for a hub.
@@ -85,3 +91,79 @@ class DelayedTransfers:
 def delayed_transfers() -> type[DelayedTransfers]:
     """Give the class, which takes the place of a runner's own transfers."""
     return DelayedTransfers
+
+
+class RayNodes:
+    """A Ray cluster of two nodes on this machine, each with one CPU and an address of its own.
+
+    They end with the tests, however these end.
+    """
+
+    own_host, other_host = "127.0.0.2", "127.0.0.3"
+    #: A lost node is to be noticed in seconds.
+    _SETTINGS = (
+        '{"health_check_initial_delay_ms": 0, "health_check_period_ms": 500,'
+        ' "health_check_failure_threshold": 2}'
+    )
+
+    def __init__(self) -> None:
+        # Not below pytest's own folder: names of sockets may not be long.
+        self._folder = Path(tempfile.mkdtemp(prefix="octavo-ray-"))
+        head = ["--head", "--port=0", f"--temp-dir={self._folder}", "--include-dashboard=false"]
+        self._head = self._start(self.own_host, *head, f"--system-config={self._SETTINGS}")
+        self.address = self._read_address()
+        self._other = self._start(self.other_host, f"--address={self.address}")
+
+    def lose(self) -> None:
+        """Kill the raylet of the other node, and what else of it does not end by itself."""
+        import psutil
+
+        for process in psutil.Process(self._other.pid).children():
+            if process.name() == "raylet":
+                process.kill()
+        self._end(self._other)
+
+    def restore(self) -> None:
+        """Let another node of the same address join."""
+        self._other = self._start(self.other_host, f"--address={self.address}")
+
+    def close(self) -> None:
+        for node in (self._other, self._head):
+            self._end(node)
+        shutil.rmtree(self._folder)
+
+    def _start(self, host: str, *arguments: str) -> subprocess.Popen[bytes]:
+        script = "import os, sys; from octavo.parent_process import die_with_parent;" + (
+            "die_with_parent(); os.execv(sys.argv[1], sys.argv[1:])"
+        )
+        command = [str(Path(sys.executable).with_name("ray")), "start", "--block", *arguments]
+        sizes = ["--num-cpus=1", "--object-store-memory=80000000"]
+        with (self._folder / f"{host}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", script, *command, f"--node-ip-address={host}", *sizes],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+            )
+
+    def _read_address(self) -> str:
+        path, deadline_s = self._folder / "ray_current_cluster", time.monotonic() + 60.0
+        while not (path.exists() and (address := path.read_text())):
+            log = (self._folder / f"{self.own_host}.log").read_text()
+            assert self._head.poll() is None, log
+            assert time.monotonic() < deadline_s, log
+            time.sleep(0.05)
+        return address
+
+    def _end(self, node: subprocess.Popen[bytes]) -> None:
+        node.kill()  # and with it all that it has started
+        node.wait()
+
+
+@pytest.fixture(scope="module")
+def ray_nodes() -> Iterator[RayNodes]:
+    """Give a Ray cluster, which ends with the module's tests: others have the machine again."""
+    nodes = RayNodes()
+    yield nodes
+    nodes.close()

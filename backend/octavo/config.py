@@ -100,7 +100,9 @@ class EngineConfig:
     pipeline_parallel_size: int = 1
     """Stages that share the layers, each of so many ranks; as many steps compute at once."""
     distributed_executor_backend: str = "mp"
-    """How ranks beside the first are started: `mp`, as processes of this machine."""
+    """Who starts the ranks beside the first: `mp`, this machine, or `ray`, on a cluster's nodes."""
+    ray_address: str = "auto"
+    """HOST:PORT of a Ray cluster that this machine is a node of; `auto`: the one it runs."""
     allow_inspect: bool = False
     """Answer `octavo inspect`, which shows the engine's sequences and blocks to any client."""
     drain_timeout_s: float = 10.0
@@ -154,7 +156,12 @@ class EngineConfig:
 
     def _check_ranks(self) -> None:
         backend = self.distributed_executor_backend
-        self._check("distributed_executor_backend", backend == "mp", "mp")
+        self._check("distributed_executor_backend", backend in ("mp", "ray"), "mp or ray")
+        is_address = re.fullmatch(r"auto|[^\s/]+:[0-9]{1,5}", self.ray_address) is not None
+        self._check("ray_address", is_address, "auto, or HOST:PORT of a cluster that runs")
+        on_host = self.device in ("auto", "cpu")
+        allowed = "auto or cpu with Ray, for GPUs of several machines are not supported yet"
+        self._check("device", backend == "mp" or on_host, allowed)
         names_one = self.device.startswith("cuda:")
         allowed = f"auto, cpu or cuda with {self.num_ranks} ranks; option devices names theirs"
         self._check("device", self.num_ranks == 1 or not names_one, allowed)

@@ -16,7 +16,7 @@ import sys
 import threading
 import traceback
 from datetime import UTC, datetime
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from octavo.errors import OctavoError, RequestError
 
@@ -47,7 +47,7 @@ class LineStream(Protocol):
         """Let it be seen now."""
 
 
-def set_up_logging(log_format: str, process: str, stream: TextIO | None = None) -> None:
+def set_up_logging(log_format: str, process: str, stream: LineStream | None = None) -> None:
     """Write the log to `stream`, by default standard error, from level INFO on.
 
     With `json` what other code writes to `sys.stderr` becomes lines of the log too. Does nothing in

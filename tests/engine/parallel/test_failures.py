@@ -10,11 +10,12 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from octavo.config import EngineConfig
 from octavo.engine_host import EngineProcess
 from octavo.engine_messages import EngineFailed, EngineReady
 from octavo.errors import ConfigError, EngineError
-from octavo.executor.parallel.control import ControlWriter
 from octavo.executor.parallel.fingerprint import fingerprint
+from octavo.executor.parallel.mp_launcher import MpLauncher
 from octavo.executor.parallel.rank_messages import Assignment, Found
 from octavo.executor.parallel.rank_zero import RankZero
 from octavo.executor.parallel.workers import Workers
@@ -64,35 +65,35 @@ def test_a_model_that_cannot_be_divided_is_refused_before_a_rank_is_started(make
     assert psutil.Process().children() == children
 
 
+def start_worker(config: EngineConfig) -> Workers:
+    workers = Workers(MpLauncher(2))
+    workers.start([Assignment(config, 1, "cpu", workers.host, 1, 1, 5.0)])
+    return workers
+
+
 def test_a_rank_that_does_not_find_the_checkpoint_is_named(make_options, tmp_path):
     config = replace(make_options(tensor_parallel_size=2), model=str(tmp_path / "gone"))
-    ring = ControlWriter(1)
-    workers = Workers([Assignment(config, 1, "cpu", 1, 1, 5.0)], ring.fd)
+    workers = start_worker(config)
     with pytest.raises(ConfigError, match=r"^rank 1 \(.*\) failed to load: model '.*' does not ex"):
         workers.hear(Found, 60.0)
     workers.end()
-    ring.close()
 
 
 def test_a_rank_that_dies_while_it_loads_is_named(make_options):
-    config, ring = make_options(tensor_parallel_size=2), ControlWriter(1)
-    workers = Workers([Assignment(config, 1, "cpu", 1, 1, 5.0)], ring.fd)
+    workers = start_worker(make_options(tensor_parallel_size=2))
     os.kill(workers.pids[0], signal.SIGKILL)
     with pytest.raises(EngineError, match=r"^rank 1 \(.*\) died \(signal 9, SIGKILL\) while it l"):
         workers.hear(Found, 60.0)
     workers.end()
-    ring.close()
 
 
 def test_a_rank_that_hangs_while_it_loads_is_named(make_options):
-    config, ring = make_options(tensor_parallel_size=2), ControlWriter(1)
-    workers = Workers([Assignment(config, 1, "cpu", 1, 1, 5.0)], ring.fd)
+    workers = start_worker(make_options(tensor_parallel_size=2))
     (pid,) = workers.pids
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(EngineError, match=r"^no answer from rank 1 \(.*\) for 1 s while it load"):
         workers.hear(Found, 1.0)
     workers.end()
-    ring.close()
     assert not psutil.pid_exists(pid)
 
 

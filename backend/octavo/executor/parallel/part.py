@@ -88,14 +88,18 @@ class Part:
         self.transfers = self._make_cache(Blocks(WarmUpSteps(self.sizes).num_blocks, 0))
         """Maker of its block copies."""
 
-    def choose_blocks(self, needed_bytes: int) -> Blocks:
-        """Return how many blocks this rank has room for; `needed_bytes` is what steps take.
+    def choose_blocks(self, needed_bytes: int, num_ranks_here: int) -> Blocks:
+        """Return how many blocks this rank has room for.
+
+        Args:
+            needed_bytes: what steps take.
+            num_ranks_here: how many ranks share this machine.
 
         Raises:
             ConfigError: there is not so much memory.
         """
         where = (self.model.attention.shape, self.model.device)
-        memory = share_of(host_memory(), self._config.num_ranks)
+        memory = share_of(host_memory(), num_ranks_here)
         return Blocks(
             choose_num_blocks(self._config, *where, memory, needed_bytes),
             choose_num_host_blocks(self._config, *where, memory),

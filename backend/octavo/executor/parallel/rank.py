@@ -7,36 +7,37 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from datetime import timedelta
 from multiprocessing.connection import Connection
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from octavo.errors import ConfigError, EngineError, OctavoError
 from octavo.executor.kv_storage import peak_bytes
-from octavo.executor.parallel.control import ControlReader
 from octavo.executor.parallel.fingerprint import fingerprint
+from octavo.executor.parallel.launcher import StepReader
 from octavo.executor.parallel.part import Part
 from octavo.executor.parallel.rank_messages import Assignment, Found, Loaded, RankFailed, Ready
+from octavo.executor.parallel.rendezvous import count_ranks_here, join_rendezvous
 from octavo.model.devices import use_device
 from octavo.model.location import checkpoint_directory
-from octavo.model.process_groups import ProcessGroups, Rendezvous
-from octavo.model.shard import Shard
-
-HOST = "127.0.0.1"
-"""Where the ranks of one machine reach each other."""
+from octavo.model.process_groups import ProcessGroups
 
 logger = logging.getLogger(__name__)
 
 
-def run_rank(assignment: Assignment, connection: Connection, ring_fd: int) -> bool:
+def run_rank(assignment: Assignment, host: str, connection: Connection, steps: StepReader) -> bool:
     """Be a rank until rank zero ends it; tell rank zero of a failure.
+
+    Args:
+        assignment: what it is.
+        host: address of its machine as the other ranks reach it.
+        connection: to rank zero.
+        steps: where it hears of steps.
 
     Returns whether the end was in good order.
     """
     try:
-        _serve(assignment, connection, ring_fd)
+        _serve(assignment, host, connection, steps)
     except Exception as error:
         known = isinstance(error, OctavoError)
         # What rank zero tells of anyway is not to stand in the log twice.
@@ -50,36 +51,32 @@ def run_rank(assignment: Assignment, connection: Connection, ring_fd: int) -> bo
     return True
 
 
-def _serve(assignment: Assignment, connection: Connection, ring_fd: int) -> None:
+def _serve(assignment: Assignment, host: str, connection: Connection, steps: StepReader) -> None:
     config = assignment.config
     torch.set_num_threads(assignment.num_threads)
     device = torch.device(assignment.device)
     use_device(device)
-    shard = Shard.of(assignment.rank, config.tensor_parallel_size, config.pipeline_parallel_size)
-    ring = ControlReader(ring_fd, config.num_ranks - 1, assignment.rank - 1)
     directory = checkpoint_directory(
         config.model,
         trust_remote_code=config.trust_remote_code,
         allow_pickle=config.allow_pickle,
     )
     connection.send(Found(fingerprint(directory)))
-    timeout_s = assignment.timeout_s
-    store = TCPStore(
-        HOST, assignment.store_port, config.num_ranks, timeout=timedelta(seconds=timeout_s)
-    )
-    groups = ProcessGroups(shard, device, Rendezvous(store, HOST, timeout_s))
+    rendezvous = join_rendezvous(assignment, host)
+    groups = ProcessGroups(assignment.shard, device, rendezvous)
     try:
-        part = Part(config, shard, groups, device)
+        part = Part(config, assignment.shard, groups, device)
         connection.send(Loaded())
-        needed_bytes = peak_bytes(device, lambda: _do_steps(part, ring))
-        connection.send(part.choose_blocks(needed_bytes))
+        needed_bytes = peak_bytes(device, lambda: _do_steps(part, steps))
+        num_ranks_here = count_ranks_here(rendezvous, config.num_ranks)
+        connection.send(part.choose_blocks(needed_bytes, num_ranks_here))
         part.allocate(connection.recv())
         connection.send(Ready())
-        _do_steps(part, ring)
+        _do_steps(part, steps)
     finally:
         groups.abort()  # what a GPU still waits for nobody sends any more
 
 
-def _do_steps(part: Part, ring: ControlReader) -> None:
-    while message := ring.receive():
+def _do_steps(part: Part, steps: StepReader) -> None:
+    while message := steps.receive():
         part.serve(message)

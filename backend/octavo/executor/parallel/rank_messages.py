@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.config import EngineConfig
+from octavo.model.shard import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +20,18 @@ class Assignment:
     rank: int
     device: str
     """What the rank computes on, as its process numbers devices."""
+    store_host: str
+    """Where rank zero tells the ranks of each other: an address of its machine."""
     store_port: int
-    """Where rank zero of this machine tells the ranks of each other."""
     num_threads: int
     timeout_s: float
     """How long a rank waits for another."""
+
+    @property
+    def shard(self) -> Shard:
+        """The rank's place."""
+        sizes = (self.config.tensor_parallel_size, self.config.pipeline_parallel_size)
+        return Shard.of(self.rank, *sizes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import functools
 import logging
-import socket
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineError
 from octavo.executor.copy_rate import measure_costs
 from octavo.executor.kv_storage import peak_bytes
 from octavo.executor.model_runner import widest_window
-from octavo.executor.parallel.control import ControlWriter
 from octavo.executor.parallel.fingerprint import fingerprint
+from octavo.executor.parallel.launchers import make_launcher
 from octavo.executor.parallel.part import Blocks, Part
-from octavo.executor.parallel.rank import HOST
 from octavo.executor.parallel.rank_messages import Assignment, Found, Loaded, Ready
+from octavo.executor.parallel.rendezvous import count_ranks_here, open_rendezvous
 from octavo.executor.parallel.step_message import StepTeller
 from octavo.executor.parallel.step_watch import make_step_watch
 from octavo.executor.parallel.workers import Workers
@@ -89,24 +86,26 @@ class RankZero:
         use_device(device)
         self.computes_on_host = device.type == "cpu"
         shard, own_fingerprint = _look_at(config)
-        store = _open_store(self._timeout_s)
-        self._ring = ControlWriter(config.num_ranks - 1)
-        assignments = [
-            Assignment(config, rank, str(other), store.port, num_threads, self._timeout_s)
-            for rank, other in enumerate(others, start=1)
-        ]
-        self._workers = Workers(assignments, self._ring.fd)
-        self.connections = self._workers.connections
+        self._workers = Workers(make_launcher(config))
         self._opened = ExitStack()
-        self.close = weakref.finalize(self, _end, self._ring, self._workers, self._opened)
+        self.close = weakref.finalize(self, _end, self._workers, self._opened)
         """Ends the other ranks; happens by itself when nobody has this runner any more."""
         try:
-            for other, found in self._workers.hear(Found, _LOAD_TIMEOUT_S):
+            rendezvous, port = open_rendezvous(self._workers.host, self._timeout_s)
+            place = (rendezvous.host, port, num_threads, self._timeout_s)
+            self._workers.start(
+                [
+                    Assignment(config, rank, str(other), *place)
+                    for rank, other in enumerate(others, start=1)
+                ]
+            )
+            self.connections = self._workers.connections
+            for name, found in self._workers.hear(Found, _LOAD_TIMEOUT_S):
                 if found.fingerprint != own_fingerprint:
                     raise ConfigError(
-                        f"{other} and rank 0 see different checkpoints: {config.model}"
+                        f"{name} and rank 0 see different checkpoints: {config.model}"
                     )
-            self._load(config, shard, store, device)
+            self._load(config, shard, rendezvous, device)
         except BaseException:
             self.close()
             raise
@@ -130,7 +129,7 @@ class RankZero:
         if output.scheduled or output.copies:
             message = self._teller.tell(output)
             with self._explained():
-                self._ring.send(message, self._timeout_s)
+                self._workers.tell_step(message, self._timeout_s)
         logits = self._next_logits(len(output.sampling))
         self._started.append(_Started(message, output.scored, logits))
         return logits
@@ -176,9 +175,8 @@ class RankZero:
         decoder.project(states, computed.logits_rows, started.logits)
 
     def _load(
-        self, config: EngineConfig, shard: Shard, store: TCPStore, device: torch.device
+        self, config: EngineConfig, shard: Shard, rendezvous: Rendezvous, device: torch.device
     ) -> None:
-        rendezvous = Rendezvous(store, HOST, self._timeout_s)
         with self._explained():
             self._groups = ProcessGroups(shard, device, rendezvous)
         self._opened.callback(self._groups.abort)
@@ -197,8 +195,10 @@ class RankZero:
         self._workers.hear(Loaded, _LOAD_TIMEOUT_S + time.monotonic() - started_s)
         needed_bytes = peak_bytes(model.device, lambda: steps.run_all(self._run))
         prefill_tokens_per_s = steps.measure_prefill(self._run)
-        self._ring.send(b"", self._timeout_s)
-        blocks = self._agree(self._part.choose_blocks(needed_bytes))
+        with self._explained():
+            self._workers.tell_step(b"", self._timeout_s)
+        num_ranks_here = count_ranks_here(rendezvous, config.num_ranks)
+        blocks = self._agree(self._part.choose_blocks(needed_bytes, num_ranks_here))
         self.num_blocks, self.num_host_blocks = blocks.num_device, blocks.num_host
         self.costs = measure_costs(
             self._part.transfers,
@@ -264,20 +264,6 @@ def _look_at(config: EngineConfig) -> tuple[Shard, str]:
     return shard, fingerprint(directory)
 
 
-def _open_store(timeout_s: float) -> TCPStore:
-    """Return where ranks find each other, which only this machine reaches."""
-    # On a port that the system chooses, so that none is taken.
-    with socket.create_server((HOST, 0)) as listening:
-        port, fd = listening.getsockname()[1], listening.detach()
-    timeout = timedelta(seconds=timeout_s)
-    return TCPStore(
-        HOST, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=fd
-    )
-
-
-def _end(ring: ControlWriter, workers: Workers, opened: ExitStack) -> None:
-    with suppress(EngineError):  # who does not read is ended too
-        ring.send(b"", 0.0)
+def _end(workers: Workers, opened: ExitStack) -> None:
     workers.end()
-    ring.close()
     opened.close()

@@ -12,6 +12,7 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
+from octavo.executor.parallel.control import ControlReader
 from octavo.parent_process import die_with_parent
 from octavo.process_log import set_up_logging
 
@@ -36,7 +37,8 @@ def main() -> int:
     # Imported late: torch takes seconds, and by then this process must be tied to its parent.
     from octavo.executor.parallel.rank import run_rank
 
-    return 0 if run_rank(assignment, connection, arguments.ring) else 1
+    steps = ControlReader(arguments.ring, assignment.config.num_ranks - 1, assignment.rank - 1)
+    return 0 if run_rank(assignment, assignment.store_host, connection, steps) else 1
 
 
 if __name__ == "__main__":

@@ -1,65 +1,63 @@
-"""The processes of the other ranks, as rank zero sees them: started, asked, explained, ended.
+"""`Workers`: the ranks beside rank zero as it sees them: asked, told, explained, ended.
 
-Knows nothing of models or steps.
+Knows nothing of models or steps, nor of where ranks run.
 """
 
 from __future__ import annotations
 
 import logging
-import subprocess
 import time
-from dataclasses import dataclass
-from multiprocessing import Pipe
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 from octavo.errors import ConfigError, EngineError, OctavoError
+from octavo.executor.parallel.launcher import Launcher, RankProcess
 from octavo.executor.parallel.rank_messages import Assignment, RankFailed
-from octavo.interpreter import find_interpreter, package_path
-from octavo.model.shard import Shard
-from octavo.process_end import describe_end
 
 #: Of several ranks that fail, all but one only notice that another is gone; that one may be heard
 #: of a little later. A share of what ranks wait for each other, and no more than so long.
 _EXPLAIN_SHARE, _EXPLAIN_S = 1 / 6, 1.0
 _END_TIMEOUT_S = 2.0
-_MODULE = "octavo.executor.parallel.worker"
 
 M = TypeVar("M")
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    """A started process, and rank zero's end of the connection to it."""
-
-    shard: Shard
-    process: subprocess.Popen[bytes]
-    connection: Connection
-
-
 class Workers:
-    """Processes that never outlive the thread that made them.
+    """Ranks that a launcher starts, which never outlive the thread that made it.
 
     Args:
-        assignments: one for each, all of one size of world.
-        ring_fd: descriptor of the control ring's memory.
+        launcher: of nothing so far; ended with these.
     """
 
-    def __init__(self, assignments: list[Assignment], ring_fd: int) -> None:
-        self._workers: list[_Worker] = []
+    def __init__(self, launcher: Launcher) -> None:
+        self.host = launcher.host
+        """Address of rank zero's machine as they reach it."""
+        self._launcher = launcher
+        self._workers: Sequence[RankProcess] = ()
+        self._explain_s = _EXPLAIN_S
+
+    def start(self, assignments: Sequence[Assignment]) -> None:
+        """Start a rank for each assignment, all of one size of world.
+
+        Raises:
+            ConfigError, EngineError: one cannot be started.
+        """
         shortest_s = min(assignment.timeout_s for assignment in assignments)
         self._explain_s = min(_EXPLAIN_S, _EXPLAIN_SHARE * shortest_s)
-        # -P: a folder of the working directory must not hide an installed package.
-        command = [str(find_interpreter()), "-P", "-m", _MODULE]
-        for assignment in assignments:
-            self._workers.append(_start(command, assignment, ring_fd))
+        self._workers = self._launcher.start(assignments)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Ids of the processes, in order of rank."""
-        return tuple(worker.process.pid for worker in self._workers)
+        """Ids of the processes, in order of rank, each on its machine."""
+        return tuple(worker.pid for worker in self._workers)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What messages call them, in order of rank."""
+        return tuple(worker.name for worker in self._workers)
 
     @property
     def connections(self) -> tuple[Connection, ...]:
@@ -71,8 +69,8 @@ class Workers:
         if wait(self.connections, 0.0):
             raise self.explain("a rank ends")
 
-    def hear(self, kind: type[M], timeout_s: float) -> list[tuple[Shard, M]]:
-        """Wait for a message of every worker, in order of rank.
+    def hear(self, kind: type[M], timeout_s: float) -> list[tuple[str, M]]:
+        """Wait for a message of every worker; return it with its name, in order of rank.
 
         Raises:
             ConfigError, EngineError: a rank cannot go on, is gone, or says nothing for `timeout_s`;
@@ -87,10 +85,10 @@ class Workers:
                 names = _names(missing)
                 raise EngineError(f"no answer from {names} for {timeout_s:.0f} s while it loaded")
             for worker in [each for each in missing if each.connection in ready]:
-                message = self._receive(worker)
+                message = _receive(worker)
                 assert isinstance(message, kind), f"a worker says {message} too early"
                 heard[worker.connection] = message
-        return [(worker.shard, heard[worker.connection]) for worker in self._workers]
+        return [(worker.name, heard[worker.connection]) for worker in self._workers]
 
     def tell(self, message: object) -> None:
         """Send a message to every worker; one that is gone is noticed when it is heard next."""
@@ -98,7 +96,15 @@ class Workers:
             try:
                 worker.connection.send(message)
             except OSError:
-                logger.warning("%s is gone", worker.shard)
+                logger.warning("%s is gone", worker.name)
+
+    def tell_step(self, message: bytes, timeout_s: float) -> None:
+        """Tell all workers of a step, or by an empty message of the end of a series.
+
+        Raises:
+            EngineError: one takes nothing for `timeout_s`, or is gone.
+        """
+        self._launcher.send_step(message, timeout_s)
 
     def explain(self, noticed: str) -> EngineError:
         """Return why ranks do not get on: the one that failed by itself, and how, if one did.
@@ -114,64 +120,37 @@ class Workers:
                 silent.remove(worker)
                 failure = _failure_of(worker)
                 if failure is None:
-                    return EngineError(f"{worker.shard} {describe_end(worker.process)}")
+                    return EngineError(f"{worker.name} {worker.describe_end()}")
                 if not failure.lost_another:
-                    return EngineError(f"{worker.shard} failed: {failure.message}")
+                    return EngineError(f"{worker.name} failed: {failure.message}")
         return EngineError(f"no answer from {_names(silent)}: {noticed}" if silent else noticed)
 
     def end(self) -> None:
-        """Wait for the processes to end, and make them end."""
-        deadline_s = time.monotonic() + _END_TIMEOUT_S
-        for worker in self._workers:
-            try:
-                worker.process.wait(max(0.0, deadline_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
-            worker.connection.close()
-        self._workers.clear()
-
-    def _receive(self, worker: _Worker) -> Any:
-        try:
-            message = worker.connection.recv()
-        except (EOFError, OSError):
-            end = describe_end(worker.process)
-            raise EngineError(f"{worker.shard} {end} while it loaded") from None
-        if not isinstance(message, RankFailed):
-            return message
-        text = f"{worker.shard} failed to load: {message.message}"
-        error: OctavoError = ConfigError(text) if message.is_config else EngineError(text)
-        raise error
+        """Wait for the ranks to end, and make them end."""
+        self._launcher.end(_END_TIMEOUT_S)
+        self._workers = ()
 
 
-def _names(workers: list[_Worker]) -> str:
-    return " and ".join(str(worker.shard) for worker in workers)
+def _names(workers: Sequence[RankProcess]) -> str:
+    return " and ".join(worker.name for worker in workers)
 
 
-def _failure_of(worker: _Worker) -> RankFailed | None:
+def _receive(worker: RankProcess) -> Any:
+    try:
+        message = worker.connection.recv()
+    except (EOFError, OSError):
+        raise EngineError(f"{worker.name} {worker.describe_end()} while it loaded") from None
+    if not isinstance(message, RankFailed):
+        return message
+    text = f"{worker.name} failed to load: {message.message}"
+    error: OctavoError = ConfigError(text) if message.is_config else EngineError(text)
+    raise error
+
+
+def _failure_of(worker: RankProcess) -> RankFailed | None:
     """Return what a worker says last, if it does before it is gone."""
     try:
         message = worker.connection.recv()
     except (EOFError, OSError):
         return None
     return message if isinstance(message, RankFailed) else None
-
-
-def _start(command: list[str], assignment: Assignment, ring_fd: int) -> _Worker:
-    config = assignment.config
-    sizes = (config.tensor_parallel_size, config.pipeline_parallel_size)
-    shard = Shard.of(assignment.rank, *sizes)
-    ours, theirs = Pipe()
-    with theirs:
-        process = subprocess.Popen(
-            [*command, "--fd", str(theirs.fileno()), "--ring", str(ring_fd)],
-            pass_fds=[theirs.fileno(), ring_fd],
-            stdin=subprocess.DEVNULL,
-            env=package_path(),
-        )
-    logger.info("process %d of %s started", process.pid, shard)
-    try:
-        ours.send(assignment)
-    except OSError:
-        logger.warning("process %d of %s ended as soon as it started", process.pid, shard)
-    return _Worker(shard, process, ours)
