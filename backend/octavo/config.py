@@ -159,9 +159,9 @@ class EngineConfig:
         self._check("distributed_executor_backend", backend in ("mp", "ray"), "mp or ray")
         is_address = re.fullmatch(r"auto|[^\s/]+:[0-9]{1,5}", self.ray_address) is not None
         self._check("ray_address", is_address, "auto, or HOST:PORT of a cluster that runs")
-        on_host = self.device in ("auto", "cpu")
-        allowed = "auto or cpu with Ray, for GPUs of several machines are not supported yet"
-        self._check("device", backend == "mp" or on_host, allowed)
+        is_here = backend == "mp" or self.num_ranks == 1
+        allowed = "cpu with Ray, for GPUs of several machines are not supported yet"
+        self._check("device", is_here or self.device == "cpu", allowed)
         names_one = self.device.startswith("cuda:")
         allowed = f"auto, cpu or cuda with {self.num_ranks} ranks; option devices names theirs"
         self._check("device", self.num_ranks == 1 or not names_one, allowed)

@@ -63,8 +63,8 @@ GOOD = [
     ("step_timeout_s", "86400", 86_400.0),
     ("tensor_parallel_size", "2", 2),
     ("pipeline_parallel_size", 3, 3),
-    ("distributed_executor_backend", "mp", "mp"),
     ("distributed_executor_backend", "ray", "ray"),
+    ("distributed_executor_backend", "mp", "mp"),
     ("ray_address", "[fd00::1]:6379", "[fd00::1]:6379"),
     ("log_format", "json", "json"),
     ("log_requests", "false", False),
@@ -217,6 +217,14 @@ def test_tenant_weights_are_read_before_anything_is_loaded(policy):
 def test_ranks_are_those_of_all_stages():
     assert EngineConfig("demo").num_ranks == 1
     assert EngineConfig("demo", tensor_parallel_size=2, pipeline_parallel_size="4").num_ranks == 8
+
+
+def test_ranks_on_several_machines_are_on_cpus():
+    options = {"distributed_executor_backend": "ray", "pipeline_parallel_size": 2}
+    message = r"^option device is 'auto' but must be cpu with Ray, for GPUs of several machines"
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig("m", **options)
+    assert EngineConfig("m", device="cpu", **options).num_ranks == 2
 
 
 def test_several_ranks_are_on_no_single_device():

@@ -36,6 +36,7 @@ NAMES = {
 def make_ray_options(ray_nodes, make_options):
     """Make the options of an engine over the cluster."""
     return lambda **options: make_options(
+        device="cpu",
         distributed_executor_backend="ray",
         ray_address=ray_nodes.address,
         **{"step_timeout_s": 4.0, **options},

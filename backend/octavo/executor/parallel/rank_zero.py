@@ -91,15 +91,7 @@ class RankZero:
         self.close = weakref.finalize(self, _end, self._workers, self._opened)
         """Ends the other ranks; happens by itself when nobody has this runner any more."""
         try:
-            rendezvous, port = open_rendezvous(self._workers.host, self._timeout_s)
-            place = (rendezvous.host, port, num_threads, self._timeout_s)
-            self._workers.start(
-                [
-                    Assignment(config, rank, str(other), *place)
-                    for rank, other in enumerate(others, start=1)
-                ]
-            )
-            self.connections = self._workers.connections
+            rendezvous = self._start_others(config, others, num_threads)
             for name, found in self._workers.hear(Found, _LOAD_TIMEOUT_S):
                 if found.fingerprint != own_fingerprint:
                     raise ConfigError(
@@ -112,6 +104,21 @@ class RankZero:
         if device.type == "cuda":
             logger.warning("several GPUs: no step runs as a CUDA graph, and none is planned ahead")
         logger.info("model ready in %.1f s: %s", time.monotonic() - started_s, self._describe())
+
+    def _start_others(
+        self, config: EngineConfig, devices: list[torch.device], num_threads: int
+    ) -> Rendezvous:
+        """Start the other ranks, each on its device; return where they find each other."""
+        rendezvous, port = open_rendezvous(self._workers.host, self._timeout_s)
+        place = (rendezvous.host, port, num_threads, self._timeout_s)
+        self._workers.start(
+            [
+                Assignment(config, rank, str(device), *place)
+                for rank, device in enumerate(devices, start=1)
+            ]
+        )
+        self.connections = self._workers.connections
+        return rendezvous
 
     @property
     def worker_pids(self) -> tuple[int, ...]:

@@ -158,18 +158,8 @@ class RayLauncher:
             raise
 
     def start(self, assignments: Sequence[Assignment]) -> Sequence[_Rank]:
-        """Start actors, and take in their connections; see Launcher.
-
-        Raises:
-            ConfigError: ranks are not to compute on CPUs.
-            EngineError: the cluster has no room, or a rank does not come.
-        """
-        config, device = assignments[0].config, assignments[0].device
-        if device != "cpu":
-            raise ConfigError(
-                f"option device is {config.device!r} and there are GPUs, but must be 'cpu' with "
-                "Ray, for GPUs of several machines are not supported yet"
-            )
+        """Start actors, and take in their connections; see Launcher."""
+        config = assignments[0].config
         request = Start(
             config.tensor_parallel_size,
             config.pipeline_parallel_size,
