@@ -51,7 +51,7 @@ def runner(request, make_ray_options) -> Iterator[RankZero]:
 
 
 def test_two_nodes_answer_as_one_rank(request, runner, one_rank, drive, make_options, make_prompts):
-    assert runner._workers.names == (NAMES[request.node.callspec.id],)
+    assert runner.worker_names == (NAMES[request.node.callspec.id],)
     drivers = [drive(make_options(), each, 256, 64) for each in (runner, one_rank)]
     for driver in drivers:
         prompts = make_prompts([3, 17, 40, 95, 9])
@@ -119,7 +119,7 @@ def test_a_lost_node_is_named_and_another_one_takes_its_place(
     failing.close()
     ray_nodes.restore()  # it takes a while to join
     again = RankZero(make_ray_options(**TENSOR))
-    assert again._workers.names == (NAMES["tensor"],)
+    assert again.worker_names == (NAMES["tensor"],)
     again.close()
 
 
@@ -161,6 +161,17 @@ def test_a_rank_that_does_not_find_the_checkpoint_is_named(make_ray_options, tmp
     name = re.escape(NAMES["tensor"])
     with pytest.raises(ConfigError, match=rf"^{name} failed to load: model '.*' does not exist"):
         workers.hear(Found, 60.0)
+    workers.end()
+
+
+def test_a_rank_that_does_not_reach_rank_zero_is_named(make_ray_options):
+    config = make_ray_options(**TENSOR)
+    launcher = RayLauncher(config)
+    launcher._listener.address = (launcher.host, 1)
+    workers = Workers(launcher)
+    how = rf"^{re.escape(NAMES['tensor'])} died: .* Connection refused, before it reached rank 0$"
+    with pytest.raises(EngineError, match=how):
+        workers.start([Assignment(config, 1, "cpu", workers.host, 1, 1, 5.0)])
     workers.end()
 
 

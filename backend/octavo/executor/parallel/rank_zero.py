@@ -126,6 +126,11 @@ class RankZero:
         return self._workers.pids
 
     @property
+    def worker_names(self) -> tuple[str, ...]:
+        """What messages call the other ranks, in order."""
+        return self._workers.names
+
+    @property
     def sent_bytes(self) -> int:
         """What rank zero has sent to other ranks since the start, of tensors."""
         return self._groups.sent_bytes

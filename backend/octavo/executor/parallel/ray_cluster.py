@@ -44,7 +44,8 @@ class RayCluster:
             context = ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL)
         except Exception as error:
             raise EngineError(
-                f"the Ray cluster at {address} cannot be joined: {_first_line(error)}"
+                f"the Ray cluster at {address} cannot be joined, of which this machine must be a "
+                f"node: {_first_line(error.__cause__ or error)}"
             ) from error
         self._address = context.address_info["gcs_address"]
         own_id = ray.get_runtime_context().get_node_id()
@@ -166,5 +167,5 @@ def _reason(error: RayError) -> str:
     return text.split(" Some common causes")[0][-_MAX_REASON:]
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

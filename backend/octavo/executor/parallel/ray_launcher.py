@@ -45,7 +45,8 @@ _MODULE = "octavo.executor.parallel.ray_driver"
 #: What is handed over of the environment: names that begin so.
 HANDED_OVER = ("OCTAVO_", "HF_")
 
-_JOIN_TIMEOUT_S = 60.0
+#: Ray itself looks for this machine's raylet for a minute.
+_JOIN_TIMEOUT_S = 80.0
 _PLACE_TIMEOUT_S = 60.0
 #: From the first actor's start to the last one's connection.
 _HELLO_TIMEOUT_S = 60.0
