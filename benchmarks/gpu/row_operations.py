@@ -101,7 +101,7 @@ def _rms_norm_reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def _norm(hidden: int) -> Drawer:
     def draw(rows: int, dtype: torch.dtype) -> tuple[Tensors, Tensors]:
-        return (torch.randn(rows, hidden).to(dtype),), (torch.randn(hidden).to(dtype),)
+        return (torch.randn(rows, hidden).to(dtype),), (torch.randn(hidden),)
 
     return draw
 
@@ -109,7 +109,7 @@ def _norm(hidden: int) -> Drawer:
 def _added(hidden: int) -> Drawer:
     def draw(rows: int, dtype: torch.dtype) -> tuple[Tensors, Tensors]:
         x, residual = torch.randn(2, rows, hidden).to(dtype)
-        return (x, residual), (torch.randn(hidden).to(dtype),)
+        return (x, residual), (torch.randn(hidden),)
 
     return draw
 

@@ -43,7 +43,7 @@ def norms(architecture: Architecture) -> list[Tunable]:
         made = []
         for rows in (FEW_ROWS, MANY_ROWS):
             x, residual = torch.randn(2, rows, config.block_size, device=device).bfloat16()
-            weight, out = torch.ones_like(x[0]), torch.empty_like(x)
+            weight, out = torch.ones_like(x[0], dtype=torch.float32), torch.empty_like(x)
             tensors = (x, residual, weight, out, torch.empty_like(x))
             made.append(bind(rms_norm.launch_add_rms_norm, tensors, 1e-5, config))
         return made

@@ -25,6 +25,7 @@ from octavo_kernels.gelu_and_mul import gelu_and_mul, gelu_and_mul_reference
 from octavo_kernels.greedy import greedy, greedy_reference
 from octavo_kernels.grouped_linear import grouped_linear, grouped_linear_reference
 from octavo_kernels.int8_linear import int8_linear_reference
+from octavo_kernels.layer_norm import layer_norm, layer_norm_reference
 from octavo_kernels.linear import linear, linear_reference
 from octavo_kernels.native_layers import (
     LayerParts,
@@ -89,6 +90,8 @@ __all__ = [
     "grouped_linear",
     "grouped_linear_reference",
     "int8_linear_reference",
+    "layer_norm",
+    "layer_norm_reference",
     "linear",
     "linear_reference",
     "make_attention_backend",

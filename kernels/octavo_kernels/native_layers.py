@@ -74,7 +74,7 @@ class _Step(ctypes.Structure):
 
 @dataclass(frozen=True)
 class LayerParts:
-    """One layer; norms are [size] tensors of the cache's dtype."""
+    """One layer; norms are [size] float32."""
 
     input_norm: torch.Tensor
     qkv: PackedWeight
@@ -213,7 +213,7 @@ class NativeLayers:
 
     def _check(self, layer: LayerParts) -> None:
         """Raise ValueError unless a layer has the sizes of the first."""
-        head_dim, dtype = self._cache.head_dim, self._cache.dtype
+        head_dim, dtype, float32 = self._cache.head_dim, self._cache.dtype, (torch.float32,)
         q_size, kv_size = self._heads * head_dim, self._cache.num_kv_heads * head_dim
         sizes = {
             "qkv": (layer.qkv, self._hidden, q_size + 2 * kv_size),
@@ -232,15 +232,13 @@ class NativeLayers:
             raise ValueError("native_layers: gate_up must be packed as gated")
         for name in ("input_norm", "mlp_norm"):
             check_tensor(
-                f"native_layers: {name}", getattr(layer, name), (self._hidden,), dtypes=(dtype,)
+                f"native_layers: {name}", getattr(layer, name), (self._hidden,), dtypes=float32
             )
         for name, norm in (("q_norm", layer.q_norm), ("k_norm", layer.k_norm)):
             if norm is not None:
-                check_tensor(f"native_layers: {name}", norm, (head_dim,), dtypes=(dtype,))
+                check_tensor(f"native_layers: {name}", norm, (head_dim,), dtypes=float32)
         if layer.sinks is not None:
-            check_tensor(
-                "native_layers: sinks", layer.sinks, (self._heads,), dtypes=(torch.float32,)
-            )
+            check_tensor("native_layers: sinks", layer.sinks, (self._heads,), dtypes=float32)
 
     def _check_step(
         self,

@@ -1,23 +1,25 @@
 """Root-mean-square normalisation: y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
 
 `add_rms_norm` first adds x to the residual stream. Sums are in float32 and results are rounded
-once. Knows nothing of layers or models.
+once. Weights are float32 whatever they scale, for a model may store what is to be added to one.
+Knows nothing of layers or models.
 """
 
 import torch
 
-from octavo_kernels._check import FLOAT_DTYPES, check_tensor
+from octavo_kernels._check import check_tensor
 from octavo_kernels._choice import gpu_capability
 from octavo_kernels._launch import choose_rms_norm
 from octavo_kernels._native.library import element_code, library_for, strides_of
 from octavo_kernels._register import register
+from octavo_kernels._rows import check_rows, row_counts, row_strides
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise x [..., hidden] by its root mean square and scale it by weight [hidden]."""
     wide = x.float()
     factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * factor * weight.float()).to(x.dtype)
+    return (wide * factor * weight).to(x.dtype)
 
 
 def rms_norm(
@@ -28,7 +30,7 @@ def rms_norm(
     Args:
         x: [hidden], [tokens, hidden] or [tokens, heads, hidden], float32, bfloat16 or float16; the
             last dimension contiguous, the others strided as they like.
-        weight: [hidden], of x's dtype.
+        weight: [hidden] float32.
         eps: Added to the mean square.
         out: Receives the result, shape and dtype of x; may be x.
 
@@ -39,14 +41,8 @@ def rms_norm(
         ValueError: A shape, dtype, device or stride is not as above, or a GPU's rows are longer
             than 16384.
     """
-    if not 1 <= x.dim() <= 3:
-        raise ValueError(f"rms_norm: x has {x.dim()} dimensions but must have 1 to 3")
-    check_tensor("rms_norm: x", x, (None,) * x.dim(), dtypes=FLOAT_DTYPES)
-    check_tensor("rms_norm: weight", weight, x.shape[-1:], like=x)
-    if out is None:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    else:
-        check_tensor("rms_norm: out", out, x.shape, like=x)
+    out = check_rows("rms_norm", x, out)
+    check_tensor("rms_norm: weight", weight, x.shape[-1:], dtypes=(torch.float32,), beside=x)
     _rms_norm(x, weight, eps, out)
     return out
 
@@ -64,15 +60,14 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tens
     if library is None:
         out.copy_(rms_norm_reference(x, weight, eps))
         return
-    outer = x.shape[0] if x.dim() > 1 else 1
-    inner = x.shape[1] if x.dim() == 3 else 1
     library.octavo_rms_norm(
         element_code(x.dtype),
         x.data_ptr(),
         weight.data_ptr(),
         out.data_ptr(),
-        *(outer, inner, x.shape[-1]),
-        strides_of(*_row_strides(x), *_row_strides(out)),
+        *row_counts(x),
+        x.shape[-1],
+        strides_of(*row_strides(x), *row_strides(out)),
         eps,
         torch.get_num_threads(),
     )
@@ -100,7 +95,7 @@ def add_rms_norm(
     Args:
         x: [tokens, hidden], float32, bfloat16 or float16, rows contiguous.
         residual: Like x.
-        weight: [hidden], of x's dtype.
+        weight: [hidden] float32.
         eps: Added to the mean square.
         out: Receives the normalised sum; may be x.
         residual_out: Receives the sum; may be residual.
@@ -114,7 +109,7 @@ def add_rms_norm(
     """
     check_tensor("add_rms_norm: x", x, (None, None))
     check_tensor("add_rms_norm: residual", residual, x.shape, like=x)
-    check_tensor("add_rms_norm: weight", weight, x.shape[-1:], like=x)
+    check_tensor("add_rms_norm: weight", weight, x.shape[-1:], dtypes=(torch.float32,), beside=x)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     if residual_out is None:
         residual_out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -158,10 +153,3 @@ def _add_rms_norm(
         eps,
         torch.get_num_threads(),
     )
-
-
-def _row_strides(x: torch.Tensor) -> tuple[int, int]:
-    """Return the outer and inner stride of the rows of a tensor of up to three dimensions."""
-    if x.dim() == 1:
-        return 0, 0
-    return x.stride(0), x.stride(1) if x.dim() == 3 else 0

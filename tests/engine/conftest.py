@@ -28,7 +28,10 @@ from octavo.sequence import NO_BLOCK, Sequence
 Trace = list[tuple[int, TokenLogprobs]]
 """Each output token and its log-probabilities, to compare to the bit."""
 
-#: What a tiny checkpoint of each family has of its own.
+_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+_NEAR = {"rope_type": "default", "rope_theta": 500.0}
+_STRETCHED = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
+#: model_type -> what its config has beside _SHAPE.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 40},
@@ -44,6 +47,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [1],
     },
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 4},
+    "smollm3": {"no_rope_layers": [1, 0, 1], "mlp_bias": True},
+    "phi3": {"sliding_window": 40, "partial_rotary_factor": 0.75},
+    "gemma": {"head_dim": 20},
+    "gemma2": {"head_dim": 20, "sliding_window": 40, "query_pre_attn_scalar": 30},
+    "gemma3_text": {
+        "head_dim": 20,
+        "sliding_window": 40,
+        "layer_types": _KINDS,
+        "rope_parameters": {"full_attention": _STRETCHED, "sliding_attention": _NEAR},
+    },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 0.5,
+    },
+    "olmo2": {},
+    "olmo3": {"sliding_window": 40, "layer_types": _KINDS},
+    "stablelm": {"use_qkv_bias": True, "partial_rotary_factor": 0.5},
 }
 _SHAPE = {
     "vocab_size": 331,

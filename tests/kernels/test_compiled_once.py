@@ -30,6 +30,10 @@ def zeros(*sizes: int) -> torch.Tensor:
     return torch.zeros(sizes, dtype=torch.bfloat16)
 
 
+def ones(size: int) -> torch.Tensor:
+    return torch.ones(size)
+
+
 def attend(num_tokens: int) -> None:
     from octavo_kernels._attention_launch import choose_attention
     from octavo_kernels.triton_attention import TritonAttention
@@ -51,12 +55,15 @@ def attend(num_tokens: int) -> None:
 
 
 OPERATIONS: dict[str, Callable[[int], object]] = {
-    "rms_norm": lambda n: octavo_kernels.rms_norm(zeros(n, HIDDEN), zeros(HIDDEN), 1e-5),
+    "rms_norm": lambda n: octavo_kernels.rms_norm(zeros(n, HIDDEN), ones(HIDDEN), 1e-5),
     "rms_norm of heads": lambda n: octavo_kernels.rms_norm(
-        zeros(n, 24, HEAD_DIM)[:, :HEADS], zeros(HEAD_DIM), 1e-5
+        zeros(n, 24, HEAD_DIM)[:, :HEADS], ones(HEAD_DIM), 1e-5
     ),
     "add_rms_norm": lambda n: octavo_kernels.add_rms_norm(
-        zeros(n, HIDDEN), zeros(n, HIDDEN), zeros(HIDDEN), 1e-5
+        zeros(n, HIDDEN), zeros(n, HIDDEN), ones(HIDDEN), 1e-5
+    ),
+    "layer_norm": lambda n: octavo_kernels.layer_norm(
+        zeros(n, HIDDEN), ones(HIDDEN), ones(HIDDEN), 1e-5
     ),
     "apply_rope": lambda n: octavo_kernels.apply_rope(
         *zeros(n, 24, HEAD_DIM).split([HEADS, 8], dim=1), torch.arange(n), torch.ones(1024, 64)
@@ -98,7 +105,15 @@ def launches(monkeypatch) -> dict[tuple, set[tuple]]:
         seen[kernel.__name__, *sorted(constants.items())].add(tuple(fixed))
 
     monkeypatch.setattr(JITFunction, "run", note)
-    for module in ("rms_norm", "apply_rope", "_gated", "linear", "grouped_linear", "weighted_sum"):
+    for module in (
+        "rms_norm",
+        "layer_norm",
+        "apply_rope",
+        "_gated",
+        "linear",
+        "grouped_linear",
+        "weighted_sum",
+    ):
         chosen = importlib.import_module(f"octavo_kernels.{module}")
         monkeypatch.setattr(chosen, "gpu_capability", lambda tensor: 90)
     return seen

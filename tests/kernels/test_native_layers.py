@@ -49,7 +49,7 @@ def make_parts(dtype, instructions):
             return pack_weight(weight, bias, **form, instructions=instructions)
 
         def norm(size):
-            return (torch.randn(size) * 0.3 + 1).to(dtype)
+            return torch.randn(size) * 0.3 + 1
 
         return LayerParts(
             input_norm=norm(HIDDEN),

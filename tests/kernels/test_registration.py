@@ -18,6 +18,9 @@ OPERATIONS = {
         *(torch.randn(16), 1e-5),
         *torch.empty(2, 3, 16),
     ),
+    "layer_norm": lambda: (
+        *(torch.randn(3, 16), torch.randn(16), torch.randn(16), 1e-5, torch.empty(3, 16)),
+    ),
     "silu_and_mul": lambda: (torch.randn(3, 16), torch.empty(3, 8)),
     "gelu_and_mul": lambda: (torch.randn(3, 16), torch.empty(3, 8)),
     "linear": lambda: (

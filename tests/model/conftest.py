@@ -33,12 +33,16 @@ MODELS = {
     "qwen2": transformers.Qwen2ForCausalLM,
     "qwen3": transformers.Qwen3ForCausalLM,
     "phi3": transformers.Phi3ForCausalLM,
+    "gemma": transformers.GemmaForCausalLM,
+    "gemma2": transformers.Gemma2ForCausalLM,
+    "gemma3_text": transformers.Gemma3ForCausalLM,
     "granite": transformers.GraniteForCausalLM,
     "olmo2": transformers.Olmo2ForCausalLM,
     "olmo3": transformers.Olmo3ForCausalLM,
     "mixtral": transformers.MixtralForCausalLM,
     "qwen3_moe": transformers.Qwen3MoeForCausalLM,
     "olmoe": transformers.OlmoeForCausalLM,
+    "stablelm": transformers.StableLmForCausalLM,
 }
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.4}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 5000.0,
@@ -74,6 +75,30 @@ CASES = {
             "tie_word_embeddings": True,
         },
     ),
+    "gemma": ("gemma", {"head_dim": 16}),
+    "gemma2-capped-and-scaled-on-its-own": (
+        "gemma2",
+        {
+            "head_dim": 22,
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 30,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3-rotates-by-kind-of-layer": (
+        "gemma3_text",
+        {
+            "head_dim": 16,
+            "sliding_window": 20,
+            "query_pre_attn_scalar": 30,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": LINEAR_ROPE,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
     "granite": ("granite", {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
     "olmo2": ("olmo2", {"attention_bias": True}),
     "olmo3-windows-and-yarn": (
@@ -105,6 +130,11 @@ CASES = {
     "olmoe-every-expert-for-every-token": (
         "olmoe",
         {"num_experts": 3, "num_experts_per_tok": 3, "norm_topk_prob": True},
+    ),
+    "stablelm": ("stablelm", {"rope_parameters": PARTIAL_ROPE, "use_qkv_bias": True}),
+    "stablelm-side-by-side": (
+        "stablelm",
+        {"rope_parameters": PARTIAL_ROPE, "use_parallel_residual": True},
     ),
 }
 

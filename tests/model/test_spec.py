@@ -192,12 +192,19 @@ ROPES = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
     "llama3": {**OLD_LLAMA["rope_scaling"], "rope_theta": 500000.0},
     "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 3.3},
-    "longrope": {
+    "longrope-kept-short": {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
         "short_factor": [1.0 + index / 50 for index in range(64)],
         "long_factor": [2.0 + index / 3 for index in range(64)],
         "original_max_position_embeddings": 4096,
+    },
+    "longrope-stretched": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0 + index / 50 for index in range(64)],
+        "long_factor": [2.0 + index / 3 for index in range(64)],
+        "original_max_position_embeddings": 1024,
     },
     "yarn": {
         "rope_type": "yarn",

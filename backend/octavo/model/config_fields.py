@@ -13,16 +13,17 @@ from typing import Any
 from octavo.errors import ConfigError, shown
 
 _MOST = 2**31 - 1
+_ABSENT = object()
 
 #: Bookkeeping, training and generation fields: none changes a logit of the forward pass.
 HARMLESS_FIELDS = frozenset(
     """_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled _name_or_path
-    attention_dropout auto_map bos_token_id chunk_size_feed_forward embd_pdrop hidden_dropout
-    id2label initializer_range is_llama_config label2id max_window_layers model_max_length
-    output_attentions output_hidden_states output_router_logits pad_token_id pretraining_tp
-    residual_dropout resid_pdrop return_dict router_aux_loss_coef router_jitter_noise
-    sep_token_id task_specific_params tokenizer_class transformers.js_config
-    transformers_version unsloth_fixed unsloth_version use_cache""".split()
+    attention_dropout auto_map bos_token_id cache_implementation chunk_size_feed_forward
+    embd_pdrop hidden_dropout id2label initializer_range is_llama_config label2id
+    max_window_layers model_max_length output_attentions output_hidden_states
+    output_router_logits pad_token_id pretraining_tp resid_pdrop residual_dropout return_dict
+    router_aux_loss_coef router_jitter_noise sep_token_id task_specific_params tokenizer_class
+    transformers.js_config transformers_version unsloth_fixed unsloth_version use_cache""".split()
 )
 
 
@@ -60,12 +61,11 @@ class ConfigFields:
             raise self.error(name, value, "a positive number")
         return float(value)
 
-    def optional_number(self, name: str) -> float | None:
-        """Take a positive number, or None when the field is absent or null."""
+    def optional_number(self, name: str, absent: float | None = None) -> float | None:
+        """Take a positive number, or None when the field is null; `absent` when there is none."""
         if self.has(name):
             return self.number(name)
-        self._rest.pop(name, None)
-        return None
+        return None if self._rest.pop(name, _ABSENT) is None else absent
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """Take a list of positive numbers, which must be there."""

@@ -134,10 +134,18 @@ FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", read.qwen2),
     "qwen3": Family("Qwen3ForCausalLM", read.qwen3, derives_head_dim=False),
     "phi3": Family("Phi3ForCausalLM", read.phi3, derives_kv_heads=True),
+    "gemma": Family("GemmaForCausalLM", read.gemma, derives_head_dim=False, ties_embeddings=True),
+    "gemma2": Family(
+        "Gemma2ForCausalLM", read.gemma2, derives_head_dim=False, ties_embeddings=True
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM", read.gemma3, derives_head_dim=False, ties_embeddings=True
+    ),
     "granite": Family("GraniteForCausalLM", read.granite, derives_kv_heads=True),
     "olmo2": Family("Olmo2ForCausalLM", read.olmo2, derives_kv_heads=True),
     "olmo3": Family("Olmo3ForCausalLM", read.olmo3, derives_kv_heads=True),
     "mixtral": Family("MixtralForCausalLM", read.mixtral),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", read.qwen3_moe),
     "olmoe": Family("OlmoeForCausalLM", read.olmoe, derives_kv_heads=True),
+    "stablelm": Family("StableLmForCausalLM", read.stablelm),
 }

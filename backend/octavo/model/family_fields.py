@@ -14,6 +14,7 @@ from octavo.model.expert_fields import experts_of_all_layers, sparse_layers
 from octavo.model.layer_kinds import (
     Ropes,
     Sizes,
+    Windows,
     checked_window,
     full_windows,
     late_windows,
@@ -178,6 +179,86 @@ def olmoe(fields: ConfigFields, sizes: Sizes) -> Found:
         "qk_norm": "all",
         "experts": experts_of_all_layers(fields, sizes, inner=inner, normalizes=normalizes),
     }
+
+
+def gemma(fields: ConfigFields, sizes: Sizes) -> Found:
+    """Read Gemma 1."""
+    return {
+        **_gemma_layer(fields, sizes),
+        "ropes": one_rope(fields, sizes),
+        "windows": full_windows(sizes),
+    }
+
+
+def gemma2(fields: ConfigFields, sizes: Sizes) -> Found:
+    """Read Gemma 2: norms on both sides of the blocks, caps, and windows in every second layer."""
+    return {
+        **_gemma_layer(fields, sizes),
+        "ropes": one_rope(fields, sizes),
+        "windows": _gemma_windows(fields, sizes, full_every=2),
+        "has_output_norms": True,
+        "attention_scale": fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        "score_cap": fields.optional_number("attn_logit_softcapping", 50.0),
+        "logit_cap": fields.optional_number("final_logit_softcapping", 30.0),
+    }
+
+
+def gemma3(fields: ConfigFields, sizes: Sizes) -> Found:
+    """Read the text of Gemma 3: normalised heads, and other rotations where there is a window."""
+    older = fields.integer("_sliding_window_pattern", 6)
+    pattern = fields.integer("sliding_window_pattern", older)
+    windows = _gemma_windows(fields, sizes, full_every=pattern)
+    theta = fields.optional_number("rope_theta") or 1_000_000.0
+    window_theta = fields.optional_number("rope_local_base_freq") or 10_000.0
+    return {
+        **_gemma_layer(fields, sizes),
+        "ropes": ropes_by_type(fields, sizes, windows, theta, window_theta),
+        "windows": windows,
+        "has_output_norms": True,
+        "qk_norm": "head",
+        "attention_scale": fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        "logit_cap": fields.optional_number("final_logit_softcapping"),
+    }
+
+
+def stablelm(fields: ConfigFields, sizes: Sizes) -> Found:
+    """Read StableLM 2 and 3B, and others of that form."""
+    fields.choice("hidden_act", ("silu",), "silu")
+    if fields.flag("qk_layernorm", False):
+        raise fields.error(
+            "qk_layernorm", True, "false: heads with norms of their own are not known"
+        )
+    if sizes.head_dim * sizes.num_heads != sizes.hidden_size:
+        raise fields.error("head_dim", sizes.head_dim, "hidden_size / num_attention_heads")
+    return {
+        "norm": NormSpec("layer", fields.number("layer_norm_eps")),
+        "ropes": one_rope(fields, sizes, partial=0.25),
+        "windows": full_windows(sizes),
+        "qkv_bias": fields.flag("use_qkv_bias", False),
+        "is_parallel": fields.flag("use_parallel_residual", False),
+    }
+
+
+def _gemma_layer(fields: ConfigFields, sizes: Sizes) -> Found:
+    fields.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    # An older field for it, with an older name.
+    fields.choice("hidden_act", ("gelu_pytorch_tanh", "gelu"), "gelu_pytorch_tanh")
+    return {
+        **_attention_bias(fields),
+        "norm": NormSpec("rms", fields.number("rms_norm_eps"), adds_one=True),
+        "activation": "gelu",
+        "embedding_scale": sizes.hidden_size**0.5,
+        "rounds_embedding_scale": True,
+    }
+
+
+def _gemma_windows(fields: ConfigFields, sizes: Sizes, full_every: int) -> Windows:
+    window = checked_window(fields, fields.raw("sliding_window", 4096))
+    names = [
+        "sliding_attention" if (i + 1) % full_every else "full_attention"
+        for i in range(sizes.num_layers)
+    ]
+    return windows_by_type(fields, sizes, window, names)
 
 
 def _silu_and_rms(fields: ConfigFields) -> Found:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from octavo_kernels import add_rms_norm, rms_norm
+from octavo_kernels import add_rms_norm, layer_norm, rms_norm
 
 
 class Norm(Protocol):
@@ -27,7 +27,7 @@ class RmsNorm:
     """By the root of the mean square."""
 
     weight: torch.Tensor
-    """[size], of the dtype of what it normalises."""
+    """[size] float32."""
     eps: float
 
     def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -37,3 +37,23 @@ class RmsNorm:
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return x + residual normalised, and x + residual."""
         return add_rms_norm(x, residual, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """By mean and variance."""
+
+    weight: torch.Tensor
+    """[size] float32."""
+    bias: torch.Tensor
+    """Like weight."""
+    eps: float
+
+    def __call__(self, x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the rows of x normalised, in `out` if given; it may be x."""
+        return layer_norm(x, self.weight, self.bias, self.eps, out=out)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return x + residual normalised, and x + residual."""
+        total = x + residual
+        return self(total), total

@@ -36,6 +36,8 @@ def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     }
     if not spec.tied_embeddings:
         shapes[f"{LM_HEAD}.weight"] = (spec.vocab_size, hidden)
+    if spec.norm.kind == "layer":
+        shapes[f"{FINAL_NORM}.bias"] = (hidden,)
     layers = {has_experts: _layer_tensors(spec, has_experts) for has_experts in (False, True)}
     for index in range(spec.num_layers):
         layer = layers[spec.has_experts(index)]
@@ -118,7 +120,9 @@ def _layer_tensors(spec: ModelSpec, has_experts: bool) -> dict[str, tuple[int, .
             shapes[f"{name}.bias"] = (rows,)
     if has_experts and spec.experts is not None:
         shapes |= expert_tensors(spec.experts, hidden)
-    shapes |= {f"{name}.weight": (hidden,) for name in layer_norms(spec) if name is not None}
+    factors = ("weight", "bias") if spec.norm.kind == "layer" else ("weight",)
+    norms = [name for name in layer_norms(spec) if name is not None]
+    shapes |= {f"{name}.{factor}": (hidden,) for name in norms for factor in factors}
     if spec.qk_norm is not None:
         is_all = spec.qk_norm == "all"
         shapes[f"{Q_NORM}.weight"] = (q_size if is_all else spec.head_dim,)

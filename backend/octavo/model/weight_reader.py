@@ -19,7 +19,7 @@ from octavo.model.experts import Experts
 from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.layer_weights import DecoderWeights, LayerWeights
 from octavo.model.layers import Embedding, PackedLinear
-from octavo.model.norms import Norm, RmsNorm
+from octavo.model.norms import LayerNorm, Norm, RmsNorm
 from octavo.model.rope import RopeSpec, rotary_table
 from octavo.model.shard import ModelPart
 from octavo.model.spec import ExpertSpec
@@ -174,7 +174,12 @@ class WeightReader:
         return self._part.shard.tp_rank == 0
 
     def _norm(self, name: str) -> Norm:
-        return RmsNorm(self._tensor([(f"{name}.weight", ALL)]), self._part.spec.norm.eps)
+        """Return a norm, whose weights stay as exact as the model's dtype has them."""
+        spec = self._part.spec.norm
+        weight = self._tensor([(f"{name}.weight", ALL)]).float()
+        if spec.kind == "layer":
+            return LayerNorm(weight, self._tensor([(f"{name}.bias", ALL)]).float(), spec.eps)
+        return RmsNorm(weight + 1.0 if spec.adds_one else weight, spec.eps)
 
     def _linear(
         self, rows: Rows, has_bias: bool, *, columns: slice = ALL, is_gated: bool = False

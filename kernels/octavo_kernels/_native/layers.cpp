@@ -19,7 +19,7 @@ struct Model {
 };
 
 struct Layer {
-    const void *input_norm, *q_norm, *k_norm, *mlp_norm;  // those of q and k null for none
+    const float *input_norm, *q_norm, *k_norm, *mlp_norm;  // those of q and k null for none
     PackedLinear qkv, o, gate_up, down;
     const float* sinks;  // null for none
     int64_t window;      // 0 for none
@@ -58,13 +58,13 @@ struct Runner {
         octavo_linear(model.element, x, &linear, out, tokens(), strides, next, threads);
     }
 
-    void add_and_normalize(const void* weight) const {
+    void add_and_normalize(const float* weight) const {
         const int64_t strides[] = {model.hidden, model.hidden, model.hidden, model.hidden};
         octavo_add_rms_norm(model.element, step.hidden, step.residual, weight, step.hidden,
                             step.residual, tokens(), model.hidden, strides, model.eps, threads);
     }
 
-    void normalize_heads(const void* weight, void* heads, int64_t count, int64_t stride) const {
+    void normalize_heads(const float* weight, void* heads, int64_t count, int64_t stride) const {
         const int64_t head_dim = step.cache.head_dim;
         const int64_t strides[] = {stride, head_dim, stride, head_dim};
         octavo_rms_norm(model.element, heads, weight, heads, tokens(), count, head_dim, strides,

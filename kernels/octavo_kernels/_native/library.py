@@ -28,6 +28,10 @@ _SIGNATURES: dict[str, tuple[type[Any] | None, tuple[type[Any], ...]]] = {
         None,
         (_INT, *[_POINTER] * 5, *[_SIZE] * 2, _POINTER, _FLOAT, _INT),
     ),
+    "octavo_layer_norm": (
+        None,
+        (_INT, *[_POINTER] * 4, *[_SIZE] * 3, _POINTER, _FLOAT, _INT),
+    ),
     "octavo_silu_and_mul": (None, (_INT, *[_POINTER] * 2, *[_SIZE] * 2, _POINTER, _INT)),
     "octavo_gelu_and_mul": (None, (_INT, *[_POINTER] * 2, *[_SIZE] * 2, _POINTER, _INT)),
     "octavo_weighted_sum": (_SIZE, (_INT, *[_POINTER] * 4, *[_SIZE] * 4, _POINTER, _INT)),

@@ -13,9 +13,9 @@ struct Batch {
 
 extern "C" {
 
-void octavo_rms_norm(int element, const void* x, const void* weight, void* out, int64_t outer,
+void octavo_rms_norm(int element, const void* x, const float* weight, void* out, int64_t outer,
                      int64_t inner, int64_t size, const int64_t* strides, float eps, int threads);
-void octavo_add_rms_norm(int element, const void* x, const void* residual, const void* weight,
+void octavo_add_rms_norm(int element, const void* x, const void* residual, const float* weight,
                          void* out, void* residual_out, int64_t rows, int64_t size,
                          const int64_t* strides, float eps, int threads);
 int64_t octavo_rope_and_write_kv_cache(const CacheShape* shape, const void* q, const void* k,

@@ -1,4 +1,4 @@
-// Row by row operations: RMS norm, gated activations, weighted sums, rotary embedding.
+// Row by row operations: norms, gated activations, weighted sums, rotary embedding.
 //
 // The caller has checked shapes, types and strides; sizes and strides are in elements. Each row is
 // computed by one thread in one fixed order. Work below kSerialElements is not worth waking a team.
@@ -17,7 +17,7 @@ struct Rows {
 };
 
 template <class T>
-INLINE void normalize_row(const typename T::Element* x, const typename T::Element* weight,
+INLINE void normalize_row(const typename T::Element* x, const float* weight,
                           typename T::Element* out, int64_t size, float eps) {
     Floats squares = {};
     for_pieces(size, [&](int64_t i, int count) {
@@ -27,26 +27,68 @@ INLINE void normalize_row(const typename T::Element* x, const typename T::Elemen
     const float mean = across_sum(squares) / static_cast<float>(size);
     const Floats factor = splat(1.0f / __builtin_sqrtf(mean + eps));
     for_pieces(size, [&](int64_t i, int count) {
-        write<T>(out + i, read<T>(x + i, count) * factor * read<T>(weight + i, count), count);
+        write<T>(out + i, read<T>(x + i, count) * factor * read<Float32>(weight + i, count),
+                 count);
     });
 }
 
-template <class T>
-void rms_norm(const void* x, const void* weight, void* out, Rows rows, const int64_t* strides,
-              float eps, int threads) {
+// Call `body` with where each row is read and where it is written; strides: of x, then of out.
+template <class T, class Body>
+void for_rows(const void* x, void* out, Rows rows, const int64_t* strides, int threads,
+              Body body) {
     using E = typename T::Element;
     const int64_t count = rows.outer * rows.inner;
 #pragma omp parallel for num_threads(threads) if (count * rows.size > kSerialElements)
     for (int64_t row = 0; row < count; ++row) {
         const int64_t o = row / rows.inner, i = row % rows.inner;
-        normalize_row<T>(static_cast<const E*>(x) + o * strides[0] + i * strides[1],
-                         static_cast<const E*>(weight),
-                         static_cast<E*>(out) + o * strides[2] + i * strides[3], rows.size, eps);
+        body(static_cast<const E*>(x) + o * strides[0] + i * strides[1],
+             static_cast<E*>(out) + o * strides[2] + i * strides[3]);
     }
 }
 
 template <class T>
-void add_rms_norm(const void* x, const void* residual, const void* weight, void* out,
+void rms_norm(const void* x, const float* weight, void* out, Rows rows, const int64_t* strides,
+              float eps, int threads) {
+    using E = typename T::Element;
+    for_rows<T>(x, out, rows, strides, threads, [&](const E* from, E* to) {
+        normalize_row<T>(from, weight, to, rows.size, eps);
+    });
+}
+
+template <class T>
+INLINE void normalize_row_around_mean(const typename T::Element* x, const float* weight,
+                                      const float* bias, typename T::Element* out, int64_t size,
+                                      float eps) {
+    const float whole = static_cast<float>(size);
+    Floats sum = {}, squares = {};
+    for_pieces(size, [&](int64_t i, int count) { sum = sum + read<T>(x + i, count); });
+    const float mean = across_sum(sum) / whole;
+    for_pieces(size, [&](int64_t i, int count) {
+        // What is read past the row is zero, which is as far from the mean as that is from zero.
+        float padded[kLanes];
+        store(padded, read<T>(x + i, count) - splat(mean));
+        const Floats centred = read<Float32>(padded, count);
+        squares = multiply_add(centred, centred, squares);
+    });
+    const Floats factor = splat(1.0f / __builtin_sqrtf(across_sum(squares) / whole + eps));
+    for_pieces(size, [&](int64_t i, int count) {
+        const Floats centred = read<T>(x + i, count) - splat(mean);
+        const Floats scaled = centred * factor * read<Float32>(weight + i, count);
+        write<T>(out + i, scaled + read<Float32>(bias + i, count), count);
+    });
+}
+
+template <class T>
+void layer_norm(const void* x, const float* weight, const float* bias, void* out, Rows rows,
+                const int64_t* strides, float eps, int threads) {
+    using E = typename T::Element;
+    for_rows<T>(x, out, rows, strides, threads, [&](const E* from, E* to) {
+        normalize_row_around_mean<T>(from, weight, bias, to, rows.size, eps);
+    });
+}
+
+template <class T>
+void add_rms_norm(const void* x, const void* residual, const float* weight, void* out,
                   void* residual_out, int64_t rows, int64_t size, const int64_t* strides, float eps,
                   int threads) {
     using E = typename T::Element;
@@ -58,8 +100,7 @@ void add_rms_norm(const void* x, const void* residual, const void* weight, void*
         for_pieces(size, [&](int64_t i, int count) {
             write<T>(sum + i, read<T>(from + i, count) + read<T>(carried + i, count), count);
         });
-        normalize_row<T>(sum, static_cast<const E*>(weight),
-                         static_cast<E*>(out) + row * strides[2], size, eps);
+        normalize_row<T>(sum, weight, static_cast<E*>(out) + row * strides[2], size, eps);
     }
 }
 
@@ -125,15 +166,24 @@ void apply_rope(const void* x, void* out, const Rope& rope, Rows rows, const int
 extern "C" {
 
 // strides: x outer, x inner, out outer, out inner
-void octavo_rms_norm(int element, const void* x, const void* weight, void* out, int64_t outer,
+void octavo_rms_norm(int element, const void* x, const float* weight, void* out, int64_t outer,
                      int64_t inner, int64_t size, const int64_t* strides, float eps, int threads) {
     const auto run = for_element(element, rms_norm<Float32>, rms_norm<BFloat16>,
                                  rms_norm<Float16>);
     run(x, weight, out, {outer, inner, size}, strides, eps, threads);
 }
 
+// strides: as above
+void octavo_layer_norm(int element, const void* x, const float* weight, const float* bias,
+                       void* out, int64_t outer, int64_t inner, int64_t size,
+                       const int64_t* strides, float eps, int threads) {
+    const auto run = for_element(element, layer_norm<Float32>, layer_norm<BFloat16>,
+                                 layer_norm<Float16>);
+    run(x, weight, bias, out, {outer, inner, size}, strides, eps, threads);
+}
+
 // strides: of the rows of x, residual, out, residual_out
-void octavo_add_rms_norm(int element, const void* x, const void* residual, const void* weight,
+void octavo_add_rms_norm(int element, const void* x, const void* residual, const float* weight,
                          void* out, void* residual_out, int64_t rows, int64_t size,
                          const int64_t* strides, float eps, int threads) {
     const auto run = for_element(element, add_rms_norm<Float32>, add_rms_norm<BFloat16>,
@@ -150,7 +200,7 @@ void octavo_silu_and_mul(int element, const void* gate_up, void* out, int64_t ro
     run(gate_up, out, rows, inner, strides, threads);
 }
 
-// strides: as above
+// strides: as octavo_silu_and_mul
 void octavo_gelu_and_mul(int element, const void* gate_up, void* out, int64_t rows, int64_t inner,
                          const int64_t* strides, int threads) {
     const auto run =

@@ -18,6 +18,7 @@ from octavo_kernels._triton import (
     gated,
     greedy,
     grouped_linear,
+    layer_norm,
     linear,
     move_blocks,
     paged_attention,
@@ -32,6 +33,7 @@ from octavo_kernels._triton.ahead_of_time import KernelCase, Resources, compile_
 
 _FAMILIES = (
     rms_norm,
+    layer_norm,
     apply_rope,
     gated,
     write_kv_cache,

@@ -11,7 +11,7 @@ from octavo_kernels._triton.ahead_of_time import KernelCase
 
 
 @triton.jit
-def _offsets(row, column, inner, outer_stride, inner_stride):
+def row_offsets(row, column, inner, outer_stride, inner_stride):
     """Return where the elements of rows numbered outer * inner + i lie."""
     return ((row // inner) * outer_stride + (row % inner) * inner_stride)[:, None] + column[None, :]
 
@@ -42,10 +42,10 @@ def rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, SIZE)
     held = (row < rows)[:, None] & (column < hidden)[None, :]
-    x = tl.load(x_ptr + _offsets(row, column, inner, x_outer, x_inner), mask=held, other=0.0)
-    weight = tl.load(weight_ptr + column, mask=column < hidden, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + row_offsets(row, column, inner, x_outer, x_inner), mask=held, other=0.0)
+    weight = tl.load(weight_ptr + column, mask=column < hidden, other=0.0)
     out = _normalize(x.to(tl.float32), weight, hidden, eps)  # [ROWS, SIZE]
-    tl.store(out_ptr + _offsets(row, column, inner, out_outer, out_inner), out, mask=held)
+    tl.store(out_ptr + row_offsets(row, column, inner, out_outer, out_inner), out, mask=held)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -70,7 +70,7 @@ def add_rms_norm_kernel(
     held = (row < rows) & (column < hidden)[None, :]
     x = tl.load(x_ptr + row * x_stride + column, mask=held, other=0.0)
     residual = tl.load(residual_ptr + row * residual_stride + column, mask=held, other=0.0)
-    weight = tl.load(weight_ptr + column, mask=column < hidden, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + column, mask=column < hidden, other=0.0)
     # The stream is rounded to its type before it is normalised, as another layer reads it.
     total = (x.to(tl.float32) + residual.to(tl.float32)).to(x.dtype)  # [ROWS, SIZE]
     tl.store(residual_out_ptr + row * residual_out_stride + column, total, mask=held)
@@ -128,6 +128,11 @@ def kernel_cases(capability: Architecture, dtype: str) -> Iterator[KernelCase]:
     pointer, integer = f"*{dtype}", "i32"
     for config in rms_norm_configs(capability):
         constants = {"ROWS": config.block_rows, "SIZE": config.block_size}
-        for kernel, pointers, integers in ((rms_norm_kernel, 3, 7), (add_rms_norm_kernel, 5, 6)):
+        # One of x, weight and out; and of x, residual, weight, out and residual_out.
+        for kernel, weight, pointers, integers in (
+            (rms_norm_kernel, 1, 3, 7),
+            (add_rms_norm_kernel, 2, 5, 6),
+        ):
             types = [pointer] * pointers + [integer] * integers + ["fp32"]
+            types[weight] = "*fp32"
             yield KernelCase(kernel, dtype, types, constants, config.num_warps)

@@ -12,7 +12,7 @@ SHAPES = [(1, 1), (7, 100), (5, 256), (3, 577), (2, 2050)]
 def test_rms_norm_agrees_with_reference(
     tokens, hidden, dtype, capability, surround, assert_surrounded, assert_near
 ):
-    x, weight = torch.randn(tokens, hidden).to(dtype), torch.randn(hidden).to(dtype)
+    x, weight = torch.randn(tokens, hidden).to(dtype), torch.randn(hidden)
     out = surround(torch.zeros_like(x))
     config = choose_rms_norm(hidden, capability)
     launch_rms_norm(surround(x), weight.to(out.device), 1e-5, out, config)
@@ -33,7 +33,7 @@ def test_add_rms_norm_agrees_with_reference(
     tokens, hidden, dtype, capability, draw_addends, surround, assert_surrounded, assert_near
 ):
     x, residual = draw_addends(tokens, hidden, dtype=dtype)
-    weight = torch.randn(hidden).to(dtype)
+    weight = torch.randn(hidden)
     out, residual_out = surround(torch.zeros_like(x)), surround(torch.zeros_like(x), 1, 9)
     tensors = (surround(x), surround(residual, 8, 0), weight.to(out.device), out, residual_out)
     launch_add_rms_norm(tensors, 1e-5, choose_rms_norm(hidden, capability))
@@ -49,7 +49,7 @@ def test_adding_first_or_inside_gives_the_same_bits_in_place(
     hidden, dtype, capability, device, draw_addends
 ):
     x, residual = (addend.to(device) for addend in draw_addends(5, hidden, dtype=dtype))
-    weight = torch.randn(hidden).to(dtype).to(device)
+    weight = torch.randn(hidden).to(device)
     config = choose_rms_norm(hidden, capability)
     expected = torch.empty_like(x)
     launch_rms_norm(x + residual, weight, 1e-5, expected, config)
@@ -62,7 +62,7 @@ def test_adding_first_or_inside_gives_the_same_bits_in_place(
 def test_heads_of_a_fused_projection_are_normalised_in_place(
     dtype, capability, surround, assert_surrounded, assert_near
 ):
-    heads, weight = torch.randn(7, 5, 18).to(dtype), torch.randn(18).to(dtype)
+    heads, weight = torch.randn(7, 5, 18).to(dtype), torch.randn(18)
     placed = surround(heads)
     config = choose_rms_norm(18, capability)
     launch_rms_norm(placed, weight.to(placed.device), 1e-5, placed, config)
@@ -79,7 +79,7 @@ def test_one_row_without_tokens_is_normalised(capability, device, assert_near):
 @pytest.mark.parametrize("hidden", [100, 577])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(hidden, dtype, capability, device):
     x = torch.randn(19, hidden).to(dtype).to(device)
-    weight, config = torch.randn(hidden).to(dtype).to(device), choose_rms_norm(hidden, capability)
+    weight, config = torch.randn(hidden).to(device), choose_rms_norm(hidden, capability)
     whole = torch.empty_like(x)
     launch_rms_norm(x, weight, 1e-5, whole, config)
     for rows in (slice(0, 1), slice(3, 5), slice(7, 19)):
