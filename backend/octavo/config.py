@@ -24,6 +24,15 @@ ENVIRONMENT_PREFIX = "OCTAVO_"
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 
+_CHOICES = {
+    "model_impl": ("auto", "native", "static"),
+    "load_format": ("auto", "dummy"),
+    "dtype": ("auto", "bfloat16", "float16", "float32"),
+    "quantization": ("none", "int8"),
+    "preemption_mode": ("auto", "swap", "recompute"),
+    "scheduling_policy": SCHEDULING_POLICIES,
+}
+
 #: Integers that may be 0. `max_num_queued_tokens` may not: one request may always wait alone, so 0
 #: would not be what it says.
 MAY_BE_ZERO = frozenset({"swap_space_bytes", "max_num_queued_requests", "max_logprobs"})
@@ -47,6 +56,8 @@ class EngineConfig:
     """Load pickled weights (.bin, .pt, .pth) of tensors only, where there are no safetensors."""
     model_impl: str = "auto"
     """`native` code, `static` (traditional batches of transformers), or `auto`, the first able."""
+    load_format: str = "auto"
+    """`auto`, the weights that are there, or `dummy`: drawn at random, to measure speed alone."""
     dtype: str = "auto"
     """`auto` (the checkpoint's), `bfloat16`, `float16` or `float32`."""
     quantization: str = "none"
@@ -121,13 +132,8 @@ class EngineConfig:
             value = _read(field.name, str(field.type), getattr(self, field.name))
             object.__setattr__(self, field.name, value)
         self._check("model", bool(self.model), "a checkpoint path, a hub id or 'demo'")
-        dtypes = ("auto", "bfloat16", "float16", "float32")
-        self._check("dtype", self.dtype in dtypes, f"one of {', '.join(dtypes)}")
-        implementations = ("auto", "native", "static")
-        allowed = f"one of {', '.join(implementations)}"
-        self._check("model_impl", self.model_impl in implementations, allowed)
-        forms = ("none", "int8")
-        self._check("quantization", self.quantization in forms, f"one of {', '.join(forms)}")
+        for name, choices in _CHOICES.items():
+            self._check(name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
         device_ok = re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", self.device) is not None
         self._check("device", device_ok, "auto, cpu, cuda or cuda:N")
         size = self.block_size
@@ -177,17 +183,10 @@ class EngineConfig:
         self._check("otlp_endpoint", is_url, "a URL that begins with http:// or https://")
 
     def _check_scheduling(self) -> None:
-        modes = ("auto", "swap", "recompute")
-        self._check("preemption_mode", self.preemption_mode in modes, f"one of {', '.join(modes)}")
         self._check(
             "preemption_mode",
             self.preemption_mode != "swap" or self.swap_space_bytes != 0,
             "auto or recompute when swap_space_bytes is 0",
-        )
-        self._check(
-            "scheduling_policy",
-            self.scheduling_policy in SCHEDULING_POLICIES,
-            f"one of {', '.join(SCHEDULING_POLICIES)}",
         )
         read_tenant_weights(self.tenant_weights)
         self._check(

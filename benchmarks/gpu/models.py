@@ -6,7 +6,6 @@ Knows how a model's parts are put together, and nothing of how they are run.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,12 +16,12 @@ import torch
 from octavo.config import EngineConfig
 from octavo.executor.model_runner import ModelLoader
 from octavo.model.decoder import Decoder
+from octavo.model.dummy_weights import DummyTensors
 from octavo.model.families import spec_from_config
 from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.layers import PackedLinear
 from octavo.model.loader import LoadedModel
 from octavo.model.shard import WHOLE, ModelPart
-from octavo.model.tensor_names import expected_tensors
 from octavo.model.weight_reader import WeightReader
 from octavo_kernels import KVCacheShape, make_attention_backend
 
@@ -89,7 +88,7 @@ def random_model(size: ModelSize, dtype: torch.dtype, device: torch.device) -> M
         )
         attention = make_attention_backend(shape, device)
         make_linear = partial(PackedLinear, deterministic=config.deterministic)
-        tensors = _RandomTensors(expected_tensors(spec), device, _std(size))
+        tensors = DummyTensors(spec, device)
         part = ModelPart.of(spec, WHOLE)
         reader = WeightReader(tensors, part, dtype, device, make_linear, GroupedLinear)
         weights = reader.read(max_len)
@@ -102,21 +101,6 @@ def random_model(size: ModelSize, dtype: torch.dtype, device: torch.device) -> M
 def _std(size: ModelSize) -> float:
     """Return the deviation by which products keep the size of what they are given."""
     return 1.0 / math.sqrt(size.hidden_size)
-
-
-@dataclass(frozen=True, slots=True)
-class _RandomTensors:
-    """Draws the tensors of a checkpoint on a device."""
-
-    shapes: Mapping[str, tuple[int, ...]]
-    device: torch.device
-    std: float
-
-    def tensor(self, name: str, *part: slice) -> torch.Tensor:
-        full = self.shapes[name]
-        sizes = [len(range(*one.indices(size))) for one, size in zip(part, full, strict=False)]
-        tensor = torch.empty([*sizes, *full[len(sizes) :]], device=self.device)
-        return tensor.fill_(1.0) if "norm" in name else tensor.normal_(std=self.std)
 
 
 def weight_bytes(size: ModelSize, itemsize: int) -> int:

@@ -272,3 +272,18 @@ def test_int8_without_native_code_is_refused(make_checkpoint, load, monkeypatch)
         "bfloat16 on cpu here; it must be 'none'",
     ):
         load(directory, "bfloat16", quantization="int8")
+
+
+def test_dummy_weights_need_no_weight_file_and_are_the_same_in_every_load(
+    make_checkpoint, load, make_driver, make_prompt
+):
+    directory, _ = make_checkpoint("qwen2")
+    (directory / "model.safetensors").unlink()
+    assert "do not exist" in message_of(load, directory)
+    first, second = (
+        make_driver(load(directory, load_format="dummy")).step({"a": make_prompt(30)})
+        for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    assert first.isfinite().all()
+    assert first.std() > 0.1

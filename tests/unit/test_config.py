@@ -22,6 +22,7 @@ COUNTS += ["cpu_threads", "max_num_queued_tokens"]
 COUNTS += ["tensor_parallel_size", "pipeline_parallel_size"]
 
 GOOD = [
+    ("load_format", "dummy", "dummy"),
     ("tokenizer", None, None),
     ("tokenizer", "some/dir", "some/dir"),
     ("trust_remote_code", "true", True),
@@ -81,6 +82,7 @@ BAD = [
     ("model_impl", "vllm", "one of auto, native, static"),
     ("dtype", "fp8", "one of auto, bfloat16, float16, float32"),
     ("quantization", "fp8", "one of none, int8"),
+    ("load_format", "gguf", "one of auto, dummy"),
     ("device", "tpu", "auto, cpu, cuda or cuda:N"),
     ("device", "cpu:", "auto, cpu, cuda or cuda:N"),
     ("device", "cpu:0", "auto, cpu, cuda or cuda:N"),

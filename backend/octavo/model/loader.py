@@ -18,6 +18,7 @@ from octavo.model.checkpoint import Checkpoint, read_json
 from octavo.model.collectives import ALONE, Collectives
 from octavo.model.decoder import Decoder
 from octavo.model.devices import rank_devices
+from octavo.model.dummy_weights import DummyTensors
 from octavo.model.families import read_token_ids, spec_from_config
 from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.joined_experts import checked_tensors
@@ -26,7 +27,7 @@ from octavo.model.location import checkpoint_directory
 from octavo.model.shard import WHOLE, ModelPart, Shard
 from octavo.model.spec import ModelSpec
 from octavo.model.tensor_names import EMBEDDING
-from octavo.model.weight_reader import WeightReader
+from octavo.model.weight_reader import TensorSource, WeightReader
 from octavo_kernels import (
     AttentionBackend,
     KVCacheShape,
@@ -86,9 +87,8 @@ def load_model(
         )
     part = ModelPart.of(spec, shard)
     device = device or rank_devices(config)[0]
-    checkpoint = Checkpoint(directory, allow_pickle=config.allow_pickle)
-    tensors = checked_tensors(spec, checkpoint, _ignored_tensors(spec))
-    dtype = _dtype(config.dtype, spec, checkpoint)
+    tensors = _tensors(config, directory, spec, device)
+    dtype = _dtype(config.dtype, spec, tensors)
     _check_quantization(config.quantization, dtype, device)
     to_int8 = config.quantization == "int8"
     make_linear = partial(PackedLinear, to_int8=to_int8, deterministic=config.deterministic)
@@ -129,15 +129,24 @@ def read_spec(directory: Path, *, trust_remote_code: bool = False) -> ModelSpec:
     return replace(spec, eos_token_ids=eos_token_ids) if eos_token_ids else spec
 
 
+def _tensors(
+    config: EngineConfig, directory: Path, spec: ModelSpec, device: torch.device
+) -> TensorSource:
+    if config.load_format == "dummy":
+        return DummyTensors(spec, device)
+    checkpoint = Checkpoint(directory, allow_pickle=config.allow_pickle)
+    return checked_tensors(spec, checkpoint, _ignored_tensors(spec))
+
+
 def _ignored_tensors(spec: ModelSpec) -> tuple[str, ...]:
     # Some tools store the tied projection a second time.
     return (*_IGNORED_TENSORS, "lm_head.weight") if spec.tied_embeddings else _IGNORED_TENSORS
 
 
-def _dtype(option: str, spec: ModelSpec, checkpoint: Checkpoint) -> torch.dtype:
+def _dtype(option: str, spec: ModelSpec, tensors: TensorSource) -> torch.dtype:
     name = spec.dtype if option == "auto" else option
     if name is None:
-        return checkpoint.tensor(EMBEDDING).dtype
+        return tensors.tensor(EMBEDDING).dtype
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
