@@ -104,6 +104,12 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(params=sorted(RECIPES))
+def architecture(request: pytest.FixtureRequest) -> str:
+    """Each recipe's name."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
 def byte_tokenizer() -> transformers.PreTrainedTokenizerFast:
     """A tokenizer whose tokens are single bytes, but for the end of text."""

@@ -74,6 +74,8 @@ def load_pretrained(config: EngineConfig) -> PretrainedModel:
             dtype=config.dtype,
             trust_remote_code=trust,
             output_loading_info=True,
+            # Refused below, by name.
+            ignore_mismatched_sizes=True,
         )
     except Exception as error:  # a model's own code may raise anything
         reason = str(error).strip().partition("\n")[0] or type(error).__name__

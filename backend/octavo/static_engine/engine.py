@@ -21,7 +21,7 @@ from octavo.static_engine.trial import BatchKind
 
 _MODE = "in the traditional mode (model_impl static)"
 #: Bytes of the logits of one prompt whose tokens are scored: they are all there at once.
-_MOST_LOGITS_BYTES = 1 << 30
+MOST_LOGITS_BYTES = 1 << 30
 _MOST_TOKENS_A_STEP = 2**31 - 1
 
 
@@ -91,10 +91,10 @@ class StaticEngine(Engine):
             self._check_encoded(request)
         elif params.prompt_logprobs is not None:
             needed = num_prompt_tokens * self.info.vocab_size * 4
-            if needed > _MOST_LOGITS_BYTES:
+            if needed > MOST_LOGITS_BYTES:
                 raise InvalidRequest(
                     f"prompt_logprobs of {num_prompt_tokens:,} prompt tokens takes {needed:,} "
-                    f"bytes of logits but at most {_MOST_LOGITS_BYTES:,} are allowed {_MODE}; "
+                    f"bytes of logits but at most {MOST_LOGITS_BYTES:,} are allowed {_MODE}; "
                     "shorten the prompt"
                 )
 
