@@ -26,6 +26,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 40},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 20},
+    "mixtral": {"num_local_experts": 5},
 }
 #: A text that is the same for ever, about 500 tokens of it.
 TEXT = (Path(__file__).parents[2] / "LICENSE").read_text()[:2500]
