@@ -96,6 +96,14 @@ class EngineConfig:
     """Token budget of one step, shared by prefill chunks and decodes."""
     max_model_len: int | None = None
     """Longest prompt plus output, in tokens; by default the model's own context."""
+    enable_lora: bool = False
+    """Serve LoRA adapters, those of `multi_lora`, to requests that name one (`lora_name`)."""
+    multi_lora: str | None = None
+    """JSON file of directories by adapter; by default `multi_lora.json` beside `engine.json`."""
+    max_loras: int | None = None
+    """Adapters that may be in that file; all are held in memory at once. Absent: no limit."""
+    max_lora_rank: int = 16
+    """Largest rank of an adapter."""
     default_max_tokens: int = 512
     """Output limit of requests that name none, in tokens."""
     max_prompt_bytes: int = 8_388_608

@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
+from octavo.adapter import find_adapter
 from octavo.cache.block_copies import BlockCopies
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import EngineConfig
@@ -98,6 +99,7 @@ class Engine:
             num_host_blocks=runner.num_host_blocks,
             max_logprobs=config.max_logprobs,
             computes_on_host=runner.computes_on_host,
+            adapters=tuple(runner.adapters),
         )
         self.scheduler = _make_scheduler(config, runner, batch_rule)
         self._gate = _make_gate(config, runner)
@@ -137,13 +139,14 @@ class Engine:
         """
         vocab_size = self.info.vocab_size
         self._gate.check_id(request.request_id)
+        adapter = find_adapter(request.params.lora_name, self._runner.adapters)
         request.params.check_vocabulary(vocab_size)
         for token_id in request.prompt_token_ids:
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequest(
                     f"the prompt holds token id {token_id} but ids must be in [0, {vocab_size - 1}]"
                 )
-        sequence = Sequence(request)
+        sequence = Sequence(request, adapter=adapter)
         if request.params.structured_outputs is None:
             self.scheduler.add(sequence)
             return

@@ -170,6 +170,8 @@ class EngineInfo:
     max_logprobs: int = 20
     computes_on_host: bool = False
     """Whether it computes on the cores of the host, from which all else that runs there takes."""
+    adapters: tuple[str, ...] = ()
+    """Names that `lora_name` may have."""
 
     encodes_prompt: bool = False
     """Whether an encoder reads the prompt, which then takes no room of the answer's."""

@@ -40,9 +40,6 @@ _MOST_ITEMS = {
 _INT32_MAX = 2**31 - 1
 _POSITIVE = f"an integer from 1 to {_INT32_MAX:,}"
 
-#: Keys of the contract that a later version will take; refused rather than ignored.
-UNSUPPORTED_KEYS = frozenset("""lora_name""".split())
-
 #: What may stand beside beams of keys that would change nothing of them, or their scores; and how
 #: a message says it.
 _VALUES_WITH_BEAMS: dict[str, tuple[tuple[object, ...], str]] = {
@@ -118,6 +115,8 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None
     """The form that the answer must have; given as an object with one of the keys `json`, `regex`,
     `choice`, `grammar` and `json_object`."""
+    lora_name: str | None = None
+    """Answer with this adapter, one that the server has loaded. Absent: the model alone."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -251,10 +250,8 @@ class SamplingParams:
         Raises:
             InvalidRequest: a value is wrong, or a key is of neither kind.
         """
-        for key, value in values.items():
-            if key in UNSUPPORTED_KEYS and value is not None:
-                raise InvalidRequest(f"sampling parameter {key!r} is not supported yet")
-            if key not in _KNOWN and key not in UNSUPPORTED_KEYS:
+        for key in values:
+            if key not in _KNOWN:
                 raise InvalidRequest(_unknown_key(key[:64]))
         return cls(**{key: values[key] for key in _KEYS if values.get(key) is not None})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import sys
 
+from octavo.adapter import Adapter
 from octavo.beam_search import BeamSearch
 from octavo.cache.block_hash import BlockKey
 from octavo.grammar.matcher import GrammarMatcher
@@ -49,6 +50,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "arrival_number",
         "block_keys",
         "block_table",
@@ -81,9 +83,16 @@ class Sequence:
         "token_ids",
     )
 
-    def __init__(self, request: Request, rules: TokenRules | None = None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        rules: TokenRules | None = None,
+        adapter: Adapter | None = None,
+    ) -> None:
         self.request = request
         self.params = request.params
+        self.adapter = adapter
+        """What is added to the model for it, if anything."""
         self.index = 0
         """Which of the request's n answers this is."""
         self.num_prompt_tokens = len(request.prompt_token_ids)
@@ -196,7 +205,7 @@ class Sequence:
 
     def fork(self, index: int) -> Sequence:
         """Return another answer that begins with the tokens known now, without blocks."""
-        fork = Sequence(self.request, self.rules and self.rules.fork())
+        fork = Sequence(self.request, self.rules and self.rules.fork(), self.adapter)
         fork.index = index
         if self.grammar is not None:
             fork.follow(self.grammar.fork())

@@ -278,10 +278,39 @@ def start_server(tiny_checkpoint: Path) -> Iterator[StartServer]:
         server.kill()
 
 
+def _save_demo_adapter(folder: Path) -> None:
+    """Write an adapter of the demo model's first layer, strong enough to change what it says."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((demo_checkpoint() / "config.json").read_text())
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"lora_A": (1, config["intermediate_size"]), "lora_B": (config["hidden_size"], 1)}
+    module = "base_model.model.model.layers.0.mlp.down_proj"
+    tensors = {
+        f"{module}.{part}.weight": torch.randn(shape, generator=generator)
+        for part, shape in shapes.items()
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    values = {"peft_type": "LORA", "r": 1, "lora_alpha": 8, "target_modules": "all-linear"}
+    (folder / "adapter_config.json").write_text(json.dumps(values))
+
+
 @pytest.fixture(scope="session")
-def demo_server() -> Iterator[TritonServer]:
-    """Return a server of the demo model that all tests share; leave it as you found it."""
-    environment = {"OCTAVO_NUM_KV_BLOCKS": "1024"}
+def demo_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """Return a server of the demo model that all tests share; leave it as you found it.
+
+    It has an adapter, `other words`.
+    """
+    folder = tmp_path_factory.mktemp("demo-adapter")
+    _save_demo_adapter(folder)
+    listed = folder / "multi_lora.json"
+    listed.write_text(json.dumps({"other words": "."}))
+    environment = {
+        "OCTAVO_NUM_KV_BLOCKS": "1024",
+        "OCTAVO_ENABLE_LORA": "true",
+        "OCTAVO_MULTI_LORA": str(listed),
+    }
     server = _started(model="demo", device="cpu", environment=environment)
     yield server
     server.kill()

@@ -69,6 +69,7 @@ KEYS: dict[str, tuple[dict[str, Any], list[str] | None]] = {
     "logprobs": ({"logprobs": 2}, [PLAIN]),
     "prompt_logprobs": ({"prompt_logprobs": 1}, [PLAIN]),
     "structured_outputs": ({"structured_outputs": {"choice": ["seven"]}}, ["seven"]),
+    "lora_name": ({"lora_name": "other words"}, None),
     "priority": ({"priority": -1}, [PLAIN]),
     "deadline_ms": ({"deadline_ms": 50_000}, [PLAIN]),
     "tenant": ({"tenant": "a"}, [PLAIN]),

@@ -126,6 +126,7 @@ class CountingRunner:
         self.eos_token_ids = runner.eos_token_ids
         self.max_model_len = runner.max_model_len
         self.window = runner.window
+        self.adapters = runner.adapters
         self.num_stages, self.steps_ahead = runner.num_stages, steps_ahead
         self.computes_on_host = runner.computes_on_host
         # Measured costs would make preemptions depend on the machine: swap more than 32 tokens.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from multiprocessing import Pipe
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ class SteppedRunner:
     num_blocks = 64
     num_host_blocks = 8
     window = None
+    adapters = MappingProxyType({})
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
     num_stages = 1
     steps_ahead = 0

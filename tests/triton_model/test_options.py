@@ -53,6 +53,14 @@ def test_parameters_of_the_python_backend_are_not_engine_options(
     assert read(EXECUTION_ENV_PATH="env.tar.gz", FORCE_CPU_ONLY_INPUT_TENSORS="no").model == "file"
 
 
+def test_adapters_are_listed_beside_the_file_unless_it_is_said_where(
+    read: Callable[..., EngineConfig], tmp_path: Path
+) -> None:
+    beside, given = read(enable_lora="true"), read(enable_lora="true", multi_lora="/other.json")
+    assert (beside.multi_lora, given.multi_lora) == (f"{tmp_path}/1/multi_lora.json", "/other.json")
+    assert read(multi_lora="/other.json").multi_lora is None
+
+
 def test_an_unknown_parameter_fails_the_load(read: Callable[..., EngineConfig]) -> None:
     with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
         read(max_num_seq="3")

@@ -11,11 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.adapter import Adapter
 from octavo.errors import PromptTooLong
 from octavo.executor.batch import BatchBuilder, BatchInputs
 from octavo.request import FinishReason
 from octavo.scheduler.output import ScheduledSequence, SchedulerOutput
 from octavo.sequence import NO_BLOCK
+
+ADAPTERS = (Adapter(0, b"a"), Adapter(1, b"b"), Adapter(5, b"c"))
 
 
 @dataclass
@@ -30,6 +33,7 @@ class Flat:
     seq_lens: list[int] = field(default_factory=list)
     tables: list[list[int]] = field(default_factory=list)
     pending: list[list[int]] = field(default_factory=list)
+    adapted: dict[int, list[int]] = field(default_factory=dict)
 
 
 def build_slowly(output: SchedulerOutput, block_size: int) -> Flat:
@@ -43,6 +47,9 @@ def build_slowly(output: SchedulerOutput, block_size: int) -> Flat:
             else:
                 flat.pending.append([len(flat.token_ids), sequence.pending_row])
                 flat.token_ids.append(0)
+            if sequence.adapter is not None:
+                rows = flat.adapted.setdefault(sequence.adapter.slot, [])
+                rows.append(len(flat.positions))
             flat.positions.append(position)
             block = sequence.block_table[position // block_size]
             flat.slots.append(block * block_size + position % block_size)
@@ -62,12 +69,20 @@ def check(inputs: BatchInputs, flat: Flat) -> None:
     assert attention.slot_mapping.tolist() == flat.slots
     assert attention.query_start_loc.tolist() == flat.starts
     assert attention.seq_lens.tolist() == flat.seq_lens
+    assert rows_by_slot(inputs) == flat.adapted
     tables = attention.block_tables.tolist()
     # What stands behind a sequence's own blocks is never read.
     assert [row[: len(own)] for row, own in zip(tables, flat.tables, strict=True)] == flat.tables
     assert attention.block_tables.shape == (len(flat.tables), max(map(len, flat.tables)))
     assert attention.max_seq_len == max(flat.seq_lens)
     assert attention.max_query_len == max(end - begin for begin, end in pairwise(flat.starts))
+
+
+def rows_by_slot(inputs: BatchInputs) -> dict[int, list[int]]:
+    if inputs.adapted is None:
+        return {}
+    rows, bounds = inputs.adapted.rows.tolist(), pairwise(inputs.adapted.starts.tolist())
+    return {slot: rows[a:b] for slot, (a, b) in enumerate(bounds) if a < b}
 
 
 def step_checked(driver, builder: BatchBuilder) -> list[tuple[str, int, int]]:
@@ -88,6 +103,7 @@ def make_builder(driver) -> BatchBuilder:
         limits.max_num_batched_tokens,
         limits.max_model_len,
         driver.cache.block_size,
+        num_adapters=6,
     )
 
 
@@ -117,7 +133,10 @@ def test_random_runs_build_what_a_plain_loop_builds(make_scheduler, data):
             prompt = data.draw(st.integers(1, room - 1))
             n = data.draw(st.integers(1, min(2, max_num_seqs)))
             with suppress(PromptTooLong):  # with n of 2
-                driver.add(str(number), prompt, n=n, max_tokens=data.draw(st.integers(1, 12)))
+                added = driver.add(
+                    str(number), prompt, n=n, max_tokens=data.draw(st.integers(1, 12))
+                )
+                added.adapter = data.draw(st.sampled_from([None, *ADAPTERS]))
         elif action == "x" and live:
             name = data.draw(st.sampled_from(live)).request_id
             driver.scheduler.finish(name, FinishReason.ABORT)
@@ -225,3 +244,18 @@ def test_a_sequence_may_fill_the_whole_context(make_scheduler, max_model_len):
     while driver.scheduler.has_unfinished:
         step_checked(driver, builder)
     assert sequence.num_tokens == max_model_len
+
+
+def test_rows_of_adapters_lie_behind_each_other_by_slot(make_scheduler):
+    driver = make_scheduler()
+    for name, adapter in (("a", ADAPTERS[1]), ("b", None), ("c", ADAPTERS[0]), ("d", ADAPTERS[1])):
+        driver.add(name, 2).adapter = adapter
+    adapted = make_builder(driver).build(driver.plan()).adapted
+    assert adapted.rows.tolist() == [4, 5, 0, 1, 6, 7]
+    assert adapted.starts.tolist() == [0, 2, 6, 6, 6, 6, 6]
+
+
+def test_a_step_without_adapters_has_no_adapted_rows(make_scheduler):
+    driver = make_scheduler()
+    driver.add("a", 2)
+    assert make_builder(driver).build(driver.plan()).adapted is None

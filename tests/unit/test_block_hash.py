@@ -11,15 +11,19 @@ def test_equal_pasts_have_equal_keys():
     assert block_key(chain_hash(first), [5, 6]) == block_key(chain_hash(first), [5, 6])
 
 
-def test_a_key_depends_on_tokens_their_order_the_parent_and_the_salt():
+def test_a_key_depends_on_tokens_their_order_the_parent_the_salt_and_the_adapter():
     parent = chain_hash(block_key(root_hash(""), [0, 0]))
     keys = [
         block_key(root_hash(""), [1, 2]),
         block_key(root_hash(""), [2, 1]),
         block_key(root_hash("salt"), [1, 2]),
+        block_key(root_hash("", b"version 1"), [1, 2]),
+        block_key(root_hash("", b"version 2"), [1, 2]),
+        block_key(root_hash("version 1"), [1, 2]),
+        block_key(root_hash("1", b"version "), [1, 2]),
         block_key(parent, [1, 2]),
     ]
-    assert len(set(keys)) == len(set(map(chain_hash, keys))) == 4
+    assert len(set(keys)) == len(set(map(chain_hash, keys))) == 8
 
 
 def test_tokens_do_not_run_into_each_other():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.adapter import Adapter
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.cache.prefix_cache import CachedBlock
 from octavo.errors import EngineError
@@ -168,6 +169,19 @@ def test_salts_keep_prefixes_apart(manager, make_request):
     assert manager.find_cached(salted("b", "x")).num_tokens == 8
     assert manager.find_cached(salted("c", "y")).num_tokens == 0
     assert manager.find_cached(salted("d", "")).num_tokens == 0
+
+
+def test_adapters_and_their_versions_keep_prefixes_apart(manager, make_request):
+    def adapted(name: str, adapter: Adapter | None) -> Sequence:
+        return Sequence(make_request(name, 9), adapter=adapter)
+
+    run(manager, adapted("a", Adapter(0, b"first")))
+    run(manager, adapted("b", None))
+    found = [
+        manager.find_cached(adapted("c", adapter)).sources[:1]
+        for adapter in (Adapter(0, b"first"), Adapter(3, b"first"), Adapter(0, b"second"), None)
+    ]
+    assert found == [(CachedBlock(0),), (CachedBlock(0),), (), (CachedBlock(3),)]
 
 
 def test_a_request_counts_as_looked_up_only_when_first_admitted(manager, make_sequence):

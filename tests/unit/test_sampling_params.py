@@ -12,7 +12,7 @@ import pytest
 
 from octavo import sampling_params
 from octavo.errors import InvalidRequest
-from octavo.sampling_params import UNSUPPORTED_KEYS, SamplingParams
+from octavo.sampling_params import SamplingParams
 from octavo.structured_outputs import StructuredOutputs
 
 INT = "an integer"
@@ -57,6 +57,7 @@ GOOD = [
     ("allowed_token_ids", 3, (3,)),
     ("allowed_token_ids", ["3", 2, 3], (3, 2)),
     ("allowed_token_ids", [2**31 - 1], (2**31 - 1,)),
+    ("lora_name", "legal-v2", "legal-v2"),
     ("bad_words", "END", ("END",)),
     ("bad_words", [" b", "a", " b"], (" b", "a")),
     ("bad_words", [], ()),
@@ -235,6 +236,7 @@ BAD = [
     ("allowed_token_ids", [4, -1], f"allowed_token_ids is -1 but must be {IDS}"),
     ("allowed_token_ids", [2**31, 5], f"allowed_token_ids is 2147483648 but must be {IDS}"),
     ("allowed_token_ids", "all", f"allowed_token_ids is 'all' but must be {INT}"),
+    ("lora_name", ["a"], "lora_name is ['a'] but must be a string"),
     ("bad_words", [1], "bad_words is [1] but must be a string or a list of strings"),
     ("bad_words", ["a", ""], "bad_words has an empty string but each must have a character"),
     ("bad_words", [str(i) for i in range(257)], "bad_words has 257 strings but at most 256 are"),
@@ -375,24 +377,14 @@ def test_min_tokens_above_max_tokens_is_refused():
         SamplingParams(min_tokens=4, max_tokens=3)
 
 
-@pytest.mark.parametrize("key", sorted(UNSUPPORTED_KEYS))
-def test_a_key_of_a_later_version_is_refused_as_such(key):
-    with pytest.raises(InvalidRequest, match=f"^sampling parameter '{key}' is not supported yet$"):
-        SamplingParams.from_mapping({key: 1})
-
-
-def test_known_and_later_keys_do_not_overlap():
-    assert not UNSUPPORTED_KEYS & {field.name for field in fields(SamplingParams)}
-
-
 def test_an_unknown_key_names_the_nearest_and_lists_the_known():
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams.from_mapping({"temprature": 1})
     assert str(caught.value) == (
         "unknown sampling parameter 'temprature'; did you mean 'temperature'? (known: "
         "allowed_token_ids, bad_words, beam_width, cache_salt, deadline_ms, frequency_penalty, "
-        "ignore_eos, include_stop_str_in_output, length_penalty, logit_bias, logprobs, max_tokens, "
-        "min_p, min_tokens, n, "
+        "ignore_eos, include_stop_str_in_output, length_penalty, logit_bias, logprobs, lora_name, "
+        "max_tokens, min_p, min_tokens, n, "
         "presence_penalty, priority, prompt_logprobs, repetition_penalty, seed, "
         "skip_special_tokens, spaces_between_special_tokens, stop, stop_token_ids, "
         "structured_outputs, temperature, "
@@ -412,7 +404,7 @@ def test_an_unknown_key_of_any_form_is_shown_short(key):
 
 
 def test_null_means_the_default():
-    values = dict.fromkeys(("temperature", "stop", "max_tokens", "ignore_eos", *UNSUPPORTED_KEYS))
+    values = dict.fromkeys(("temperature", "stop", "max_tokens", "ignore_eos", "lora_name"))
     assert SamplingParams.from_mapping(values) == SamplingParams()
     with pytest.raises(InvalidRequest, match=r"^unknown sampling parameter 'temprature'"):
         SamplingParams.from_mapping({"temprature": None})

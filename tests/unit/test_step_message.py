@@ -9,12 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.adapter import Adapter
 from octavo.cache.block_copies import BlockCopies, SwapIn
 from octavo.errors import PromptTooLong
 from octavo.executor.batch import BatchBuilder, BatchInputs
 from octavo.executor.parallel.step_message import StepMirror, StepTeller
 from octavo.request import FinishReason
 from octavo.scheduler.output import ScheduledSequence, SchedulerOutput, ScoredPrompt
+
+ADAPTERS = (Adapter(0, b"a"), Adapter(1, b"b"))
 
 
 class Ranks:
@@ -24,8 +27,10 @@ class Ranks:
         limits, block_size = driver.scheduler.limits, driver.cache.block_size
         sizes = (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len)
         self.block_size = block_size
-        self.own = BatchBuilder(*sizes, block_size)
-        self.others = [(StepMirror(), BatchBuilder(*sizes, block_size)) for _ in range(2)]
+        self.own = BatchBuilder(*sizes, block_size, len(ADAPTERS))
+        self.others = [
+            (StepMirror(), BatchBuilder(*sizes, block_size, len(ADAPTERS))) for _ in range(2)
+        ]
         self.teller = StepTeller(block_size, max_known)
 
     def check(self, output: SchedulerOutput) -> None:
@@ -44,6 +49,10 @@ def check_equal(mine: BatchInputs, other: BatchInputs, size: int) -> None:
     lens = other.attention.seq_lens.tolist()
     for name in ("token_ids", "positions", "logits_rows", "pending"):
         assert torch.equal(getattr(mine, name), getattr(other, name)), name
+    assert (mine.adapted is None) == (other.adapted is None)
+    if mine.adapted is not None and other.adapted is not None:
+        assert torch.equal(mine.adapted.rows, other.adapted.rows)
+        assert torch.equal(mine.adapted.starts, other.adapted.starts)
     for name in ("query_start_loc", "seq_lens", "slot_mapping"):
         assert torch.equal(getattr(mine.attention, name), getattr(other.attention, name)), name
     # What stands behind a sequence's own blocks is never read.
@@ -80,7 +89,8 @@ def test_random_runs_look_alike_on_every_rank(make_scheduler, data):
             max_tokens = data.draw(st.integers(1, 12))
             with suppress(PromptTooLong):  # with n of 2
                 prompt = data.draw(st.integers(1, room - 1))
-                driver.add(str(number), prompt, n=n, max_tokens=max_tokens)
+                added = driver.add(str(number), prompt, n=n, max_tokens=max_tokens)
+                added.adapter = data.draw(st.sampled_from([None, *ADAPTERS]))
         elif action == "x" and live:
             name = data.draw(st.sampled_from(live)).request_id
             driver.scheduler.finish(name, FinishReason.ABORT)
@@ -99,7 +109,7 @@ def step_checked(driver, ranks: Ranks) -> None:
         driver.arrive()
 
 
-def test_a_decode_step_is_told_in_eight_numbers_a_sequence(make_scheduler):
+def test_a_decode_step_is_told_in_nine_numbers_a_sequence(make_scheduler):
     driver = make_scheduler()
     teller = StepTeller(driver.cache.block_size, 16)
     driver.add("a", 100, max_tokens=20)
@@ -108,7 +118,7 @@ def test_a_decode_step_is_told_in_eight_numbers_a_sequence(make_scheduler):
         message = teller.tell(output)
         driver.run(output)
     first_handle, num_parts = 15, 6
-    assert array("i", message).tolist()[num_parts:] == [first_handle, 101, 1, 1, 1, 0, 0, 9]
+    assert array("i", message).tolist()[num_parts:] == [first_handle, -1, 101, 1, 1, 1, 0, 0, 9]
 
 
 def test_copies_and_scored_rows_are_told(make_sequence):

@@ -1,7 +1,7 @@
 """Names for the content of full blocks: chained strong hashes.
 
 A block's key stands for all tokens from the start of its sequence to the block's end, and for what
-else its KV depends on (the salt). Knows nothing of sequences or pools.
+else its KV depends on (the salt, the version of an adapter). Knows nothing of sequences or pools.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ of keys hashes them to.
 """
 
 
-def root_hash(cache_salt: str) -> bytes:
-    """Return what stands for everything before a sequence's first block."""
-    return _digest(b"octavo-kv-root\0" + cache_salt.encode(errors="surrogatepass"))
+def root_hash(cache_salt: str, adapter_version: bytes = b"") -> bytes:
+    """Return what stands for everything before a sequence's first block.
+
+    Args:
+        cache_salt: of its request.
+        adapter_version: digest of what its adapter is, or empty without one.
+    """
+    salt = cache_salt.encode(errors="surrogatepass")
+    length = len(adapter_version).to_bytes()
+    return _digest(b"octavo-kv-root\0" + length + adapter_version + salt)
 
 
 def chain_hash(key: BlockKey) -> bytes:

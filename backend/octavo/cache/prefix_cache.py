@@ -75,7 +75,7 @@ class PrefixCache:
         keys, size = sequence.block_keys, self._block_size
         while len(keys) < count:
             first = len(keys) * size
-            parent = chain_hash(keys[-1]) if keys else root_hash(sequence.request.cache_salt)
+            parent = chain_hash(keys[-1]) if keys else _root(sequence)
             keys.append(block_key(parent, sequence.token_ids[first : first + size]))
         return keys
 
@@ -237,6 +237,11 @@ class PrefixCache:
             if device is not None and sources[index].host != NO_BLOCK:
                 sources[index] = CachedBlock(device)
         return sources
+
+
+def _root(sequence: Sequence) -> bytes:
+    version = b"" if sequence.adapter is None else sequence.adapter.version
+    return root_hash(sequence.request.cache_salt, version)
 
 
 def _num_reusable_tokens(sequence: Sequence) -> int:

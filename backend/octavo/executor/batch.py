@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from octavo.executor.block_tables import BlockTableRows
+from octavo.model.adapted_rows import AdaptedRows
 from octavo.scheduler.output import ScheduledSequence, SchedulerOutput
 from octavo.sequence import PENDING_TOKEN, Sequence
 from octavo_kernels import AttentionMetadata
@@ -26,7 +27,7 @@ class BatchInputs:
     logits are sampled, in the order of `SchedulerOutput.sampling`; a row that several sequences
     draw from is repeated. pending: [num_pending, 2] int64, tokens that the step before draws and
     whose ids the host does not know yet, as (index into token_ids, row that it is drawn from);
-    token_ids is 0 there.
+    token_ids is 0 there. adapted: rows that an adapter changes, or None if there are none.
     """
 
     token_ids: torch.Tensor
@@ -34,6 +35,7 @@ class BatchInputs:
     logits_rows: torch.Tensor
     pending: torch.Tensor
     attention: AttentionMetadata
+    adapted: AdaptedRows | None = None
 
 
 class BatchBuilder:
@@ -46,9 +48,15 @@ class BatchBuilder:
     """
 
     def __init__(
-        self, max_num_seqs: int, max_num_tokens: int, max_model_len: int, block_size: int
+        self,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        max_model_len: int,
+        block_size: int,
+        num_adapters: int = 0,
     ) -> None:
         self._block_size = block_size
+        self._num_adapters = num_adapters
         self._token_ids = np.zeros(max_num_tokens, np.int64)
         self._positions = np.zeros(max_num_tokens, np.int64)
         self._slots = np.zeros(max_num_tokens, np.int64)
@@ -82,6 +90,7 @@ class BatchBuilder:
             logits_rows=torch.from_numpy(np.repeat(ends - 1, list(map(len, draws)))),
             pending=torch.from_numpy(_take_pending(token_ids, ends, sequences)),
             attention=self._metadata(rows, counts, seq_lens),
+            adapted=self._adapted_rows(sequences, counts),
         )
 
     def _write_slots(self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
@@ -108,6 +117,20 @@ class BatchBuilder:
             slot_mapping=torch.from_numpy(self._slots[: starts[-1]]),
             max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,
+        )
+
+    def _adapted_rows(
+        self, sequences: tuple[Sequence, ...], counts: npt.NDArray[np.int64]
+    ) -> AdaptedRows | None:
+        adapters = [sequence.adapter for sequence in sequences]
+        if not any(adapters):
+            return None
+        slots = [-1 if adapter is None else adapter.slot for adapter in adapters]
+        slot_of_row = np.repeat(np.array(slots), counts)
+        order = np.argsort(slot_of_row, kind="stable")
+        starts = np.searchsorted(slot_of_row[order], np.arange(self._num_adapters + 1))
+        return AdaptedRows(
+            torch.from_numpy(order[starts[0] :]), torch.from_numpy(starts - starts[0])
         )
 
 

@@ -15,6 +15,7 @@ import torch
 
 from octavo.executor.batch import BatchInputs
 from octavo.executor.block_transfers import Event, Stream
+from octavo.model.adapted_rows import AdaptedRows
 
 #: Where a field may begin, in bytes: what copies and kernels like best, and the same for every
 #: step, for a kernel is compiled anew for pointers that are aligned otherwise.
@@ -34,6 +35,7 @@ class StepSizes:
     max_model_len: int
     """Tokens of one sequence."""
     block_size: int
+    num_adapters: int = 0
 
     @property
     def max_blocks(self) -> int:
@@ -76,8 +78,9 @@ class StagedInputs:
         device            │ step k │ pending, forward ... │ step k + 1 │ pending, forward ...
 
     The fields lie behind each other, those whose size varies among steps of as many tokens,
-    sequences and rows of logits last: all but `pending` and the block tables lie at the same
-    addresses in any two such steps. So work recorded for one reads the inputs of the other.
+    sequences and rows of logits last: all but `pending`, the block tables and adapted rows lie at
+    the same addresses in any two such steps. So work recorded for one reads the inputs of the
+    other, if it reads no adapted rows.
 
     Args:
         sizes: the most that a step holds.
@@ -147,10 +150,10 @@ class _Stage:
     copied: Event | None = None
 
 
-def _fields(inputs: BatchInputs) -> tuple[torch.Tensor, ...]:
+def _fields(inputs: BatchInputs) -> list[torch.Tensor]:
     """Return the tensors of a step in the order in which they lie, as `_with_fields` takes them."""
     attention = inputs.attention
-    return (
+    fields = [
         inputs.token_ids,
         inputs.positions,
         attention.slot_mapping,
@@ -159,11 +162,13 @@ def _fields(inputs: BatchInputs) -> tuple[torch.Tensor, ...]:
         attention.seq_lens,
         inputs.pending,
         attention.block_tables,
-    )
+    ]
+    adapted = inputs.adapted
+    return fields if adapted is None else [*fields, adapted.rows, adapted.starts]
 
 
 def _with_fields(inputs: BatchInputs, fields: list[torch.Tensor]) -> BatchInputs:
-    token_ids, positions, slots, logits_rows, starts, seq_lens, pending, tables = fields
+    token_ids, positions, slots, logits_rows, starts, seq_lens, pending, tables, *adapted = fields
     attention = replace(
         inputs.attention,
         slot_mapping=slots,
@@ -178,6 +183,7 @@ def _with_fields(inputs: BatchInputs, fields: list[torch.Tensor]) -> BatchInputs
         logits_rows=logits_rows,
         pending=pending,
         attention=attention,
+        adapted=AdaptedRows(*adapted) if adapted else None,
     )
 
 
@@ -191,6 +197,8 @@ def _most_bytes(sizes: StepSizes) -> int:
         num_seqs * int32,
         num_seqs * 2 * int64,
         num_seqs * sizes.max_blocks * int32,
+        num_tokens * int64,
+        (sizes.num_adapters + 1) * int64,
     )
     return sum(map(_aligned, fields))
 

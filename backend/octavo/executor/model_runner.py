@@ -77,12 +77,14 @@ class ModelRunner:
         self.vocab_size = model.spec.vocab_size
         self.eos_token_ids = model.spec.eos_token_ids
         self.max_model_len = model.max_model_len
+        self.adapters = model.adapters
         self.window = widest_window(model.spec.windows)
         sizes = StepSizes(
             config.max_num_seqs,
             config.max_num_batched_tokens,
             model.max_model_len,
             config.block_size,
+            len(model.adapters),
         )
         self._scores: PromptScores | None = None
         # Kept between steps: to get as much memory from the system anew takes part of a step.
@@ -91,7 +93,8 @@ class ModelRunner:
         self._tools = make_tools(model.device, attention, sizes)
         self.num_stages, self.steps_ahead = 1, self._tools.steps_ahead
         self.computes_on_host = model.device.type == "cpu"
-        needed_bytes, prefill_tokens_per_s = self._warm_up(WarmUpSteps(sizes))
+        warm_up = WarmUpSteps(sizes, tuple(model.adapters.values()))
+        needed_bytes, prefill_tokens_per_s = self._warm_up(warm_up)
         needed_bytes += self._estimate_graph_bytes(config.max_num_seqs)
         memory = host_memory()
         self.num_blocks = choose_num_blocks(
@@ -126,7 +129,7 @@ class ModelRunner:
             self._transfers.wait()
             return torch.empty((0, self.vocab_size), device=self._device)
         inputs = self._batch.build(output)
-        if self._graphs is not None and is_decode(inputs):
+        if self._graphs is not None and inputs.adapted is None and is_decode(inputs):
             return self._graphs.run(inputs, drawn)
         return self._forward(inputs, drawn, self._kv_cache, output.scored)
 
@@ -157,7 +160,9 @@ class ModelRunner:
         scored: tuple[ScoredPrompt, ...],
     ) -> torch.Tensor:
         inputs, decoder = self._tools.inputs.put(inputs, drawn), self._decoder
-        states = decoder.run(inputs.token_ids, inputs.positions, kv_cache, inputs.attention)
+        states = decoder.run(
+            *(inputs.token_ids, inputs.positions, kv_cache, inputs.attention, inputs.adapted)
+        )
         if scored:
             project = functools.partial(decoder.project, states)
             self._scores = PromptScores(scored, project, self._device)

@@ -5,11 +5,13 @@ Knows nothing of how that is done.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Protocol
 
 import torch
 
+from octavo.adapter import Adapter
 from octavo.executor.prompt_scores import PromptScores
 from octavo.scheduler.output import SchedulerOutput
 from octavo.scheduler.preemption import PreemptionCosts
@@ -25,6 +27,8 @@ class Runner(Protocol):
     num_host_blocks: int
     window: int | None
     """Positions that the model sees at most, if no layer sees more."""
+    adapters: Mapping[str, Adapter]
+    """By the names that requests give them."""
     costs: PreemptionCosts
     num_stages: int
     """Steps that compute at once: 1, or the stages of a pipeline. A sequence is in several of them

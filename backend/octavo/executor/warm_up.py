@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from octavo.adapter import Adapter
 from octavo.executor.device_inputs import StepSizes
 from octavo.executor.prompt_scores import PIECE_ROWS
 from octavo.request import Request
@@ -57,11 +58,12 @@ class WarmUpSteps:
 
     Args:
         sizes: the most that a step holds.
+        adapters: those of the model.
     """
 
-    def __init__(self, sizes: StepSizes) -> None:
+    def __init__(self, sizes: StepSizes, adapters: tuple[Adapter, ...] = ()) -> None:
         self._sizes = sizes
-
+        self._adapters = adapters
         self.max_prefill = min(sizes.max_num_tokens, sizes.max_model_len)
         """Most tokens of one sequence that a step computes."""
         self.min_prefill = min(self.max_prefill, sizes.block_size)
@@ -73,7 +75,7 @@ class WarmUpSteps:
         """Run every kind of step, and sample in every way."""
         for output in (self.largest(), self.prefill(self.min_prefill)):
             sample_every_way(run(output))
-        for output in (*self.prompts(), self.scored_prompt(), *self.decodes()):
+        for output in (*self.prompts(), self.scored_prompt(), *self.decodes(), *self.adapted()):
             run(output)
 
     def measure_prefill(self, run: RunStep) -> float:
@@ -116,6 +118,14 @@ class WarmUpSteps:
         yield self._step([(0, 1)])
         yield self._step([(long, 1)])
         yield self._step([(0, 1)] * self._sizes.max_num_seqs)
+
+    def adapted(self) -> Iterator[SchedulerOutput]:
+        """Yield, if there are adapters, the largest step with one for each sequence in turn."""
+        if self._adapters:
+            largest = self.largest()
+            for index, (sequence, *_) in enumerate(largest.scheduled):
+                sequence.adapter = self._adapters[index % len(self._adapters)]
+            yield largest
 
     def _step(
         self, shares: list[tuple[int, int]], params: SamplingParams = _PLAIN

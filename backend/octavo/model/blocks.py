@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo.model.layers import PackedLinear
+from octavo.model.lora import StepAdapters
 from octavo.model.norms import Norm
 from octavo.model.spec import Activation
 from octavo_kernels import (
@@ -38,6 +39,15 @@ class StepInputs:
     """Mutated at `metadata.slot_mapping`."""
     metadata: AttentionMetadata
     """Describes the same tokens."""
+    adapters: StepAdapters | None = None
+    """What is added to products of some of them, if anything."""
+
+    def multiply(self, linear: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        """Return a layer's product of x [num_tokens, in], with what adapters add to it."""
+        product = linear(x)
+        if self.adapters is not None:
+            self.adapters.add_(product, linear, x)
+        return product
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,7 @@ class Attention:
             layer: index in the cache.
         """
         form, num_tokens = self.form, hidden.shape[0]
-        heads = self.qkv(hidden).view(num_tokens, -1, form.head_dim)
+        heads = step.multiply(self.qkv, hidden).view(num_tokens, -1, form.head_dim)
         first_value = form.num_heads + form.num_kv_heads
         q, k = heads[:, : form.num_heads], heads[:, form.num_heads : first_value]
         v = heads[:, first_value:]
@@ -99,7 +109,7 @@ class Attention:
             window=form.window,
             soft_cap=form.score_cap,
         )
-        return self.o(attended.view(num_tokens, -1))
+        return step.multiply(self.o, attended.view(num_tokens, -1))
 
     def _normalize(self, heads: torch.Tensor, norm: Norm) -> torch.Tensor:
         if self.form.norms_all_heads:
@@ -116,6 +126,7 @@ class GatedMlp:
     """hidden -> gate, then up; packed as gated."""
     down: PackedLinear
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, step: StepInputs) -> torch.Tensor:
         """Return what the part's inner columns add to the stream, [num_tokens, hidden]."""
-        return self.down(_GATED[self.activation](self.gate_up(hidden)))
+        active = _GATED[self.activation](step.multiply(self.gate_up, hidden))
+        return step.multiply(self.down, active)

@@ -87,7 +87,7 @@ class Checkpoint:
             "wrong shape": misshaped,
             "dtype not supported": not_float,
         }
-        texts = [f"{fault}: {_some(names)}" for fault, names in faults.items() if names]
+        texts = [f"{fault}: {some_names(names)}" for fault, names in faults.items() if names]
         if texts:
             raise ConfigError(
                 f"the tensors in {self._directory} do not fit its config; {'; '.join(texts)}"
@@ -160,7 +160,7 @@ def _weight_files(directory: Path, single: str, indexed: Mapping[str, str]) -> l
     paths = [directory / name for name in sorted(set(indexed.values())) or [single]]
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
-        raise ConfigError(f"weights {_some(missing)} do not exist")
+        raise ConfigError(f"weights {some_names(missing)} do not exist")
     return paths
 
 
@@ -171,6 +171,7 @@ def _open(path: Path) -> Any:
         raise ConfigError(f"{path} is damaged or not a safetensors file: {error}") from None
 
 
-def _some(names: list[str]) -> str:
+def some_names(names: list[str]) -> str:
+    """Return names as a message lists them: the first ones, and how many more there are."""
     rest = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -13,9 +13,11 @@ from typing import NamedTuple
 import torch
 from torch.compiler import is_compiling
 
+from octavo.model.adapted_rows import AdaptedRows
 from octavo.model.blocks import StepInputs
 from octavo.model.collectives import ALONE, Collectives
 from octavo.model.layer_weights import DecoderWeights, LayerWeights
+from octavo.model.lora import NO_LOW_RANKS, LowRanks, StepAdapters
 from octavo.model.native_parts import native_layers
 from octavo.model.norms import Norm
 from octavo.model.spec import ModelSpec
@@ -46,6 +48,7 @@ class Decoder:
         weights: of the part.
         attention: made for the spec's KV heads and the weights' dtype and device.
         collectives: of the tensor group that shares the layers.
+        low_ranks: what adapters add to the layers.
     """
 
     def __init__(
@@ -54,11 +57,13 @@ class Decoder:
         weights: DecoderWeights,
         attention: AttentionBackend,
         collectives: Collectives = ALONE,
+        low_ranks: LowRanks = NO_LOW_RANKS,
     ) -> None:
         self.spec = spec
         self.weights = weights
         self.attention = attention
         self._collectives = collectives
+        self._low_ranks = low_ranks
         is_whole = collectives.size == 1
         sum_ = None if is_whole else collectives.sum_
         self._native = native_layers(spec, weights.layers, attention, sum_)
@@ -101,9 +106,18 @@ class Decoder:
         positions: torch.Tensor,
         kv_cache: KVCache,
         metadata: AttentionMetadata,
+        adapted: AdaptedRows | None = None,
     ) -> States:
-        """Do the same as `forward`, but for the logits: return what they are made of."""
-        return self.run_layers(self.embed(token_ids), positions, kv_cache, metadata)
+        """Do the same as `forward`, but for the logits: return what they are made of.
+
+        Args:
+            token_ids: as there.
+            positions: the same.
+            kv_cache: the same.
+            metadata: the same.
+            adapted: rows that adapters change; None for none.
+        """
+        return self.run_layers(self.embed(token_ids), positions, kv_cache, metadata, adapted)
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -124,11 +138,13 @@ class Decoder:
         positions: torch.Tensor,
         kv_cache: KVCache,
         metadata: AttentionMetadata,
+        adapted: AdaptedRows | None = None,
     ) -> States:
         """Run a stage's layers from its residual stream [num_tokens, hidden], which is mutated."""
-        if self._native is not None and not is_compiling():
+        if self._native is not None and adapted is None and not is_compiling():
             return States(self._native(residual, positions, kv_cache, metadata), residual)
-        return self._run_layers(residual, StepInputs(positions, kv_cache, metadata))
+        adapters = None if adapted is None else StepAdapters(self._low_ranks, adapted)
+        return self._run_layers(residual, StepInputs(positions, kv_cache, metadata, adapters))
 
     @torch.inference_mode()
     def project(
@@ -179,7 +195,7 @@ class Decoder:
         attended = layer.attention(normed, step, self.attention, index)
         attended = self._finish(attended, layer.attention_norm)
         read, residual = _advance(attended, residual, layer.mlp_norm)
-        made = layer.mlp(normed if self.spec.is_parallel else read)
+        made = layer.mlp(normed if self.spec.is_parallel else read, step)
         return States(self._finish(made, layer.output_norm), residual)
 
     def _finish(self, made: torch.Tensor, norm: Norm | None) -> torch.Tensor:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo.model.blocks import Attention
+from octavo.model.blocks import Attention, StepInputs
 from octavo.model.layers import Embedding, PackedLinear
 from octavo.model.norms import Norm
+
+Mlp = Callable[[torch.Tensor, StepInputs], torch.Tensor]
+"""[num_tokens, hidden] of a step -> a rank's term of what it adds to the stream, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +26,7 @@ class LayerWeights:
     """Of what attention makes, summed over ranks."""
     mlp_norm: Norm | None
     """Of what the MLP reads."""
-    mlp: Callable[[torch.Tensor], torch.Tensor]
-    """[num_tokens, hidden] -> a rank's term of what it adds to the stream, likewise."""
+    mlp: Mlp
     output_norm: Norm | None
     """Of what the MLP makes, summed over ranks."""
 

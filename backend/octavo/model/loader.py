@@ -6,12 +6,14 @@ blocks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from octavo.adapter import Adapter
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.model.checkpoint import Checkpoint, read_json
@@ -24,6 +26,7 @@ from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.joined_experts import checked_tensors
 from octavo.model.layers import PackedLinear
 from octavo.model.location import checkpoint_directory
+from octavo.model.lora_reader import read_adapters
 from octavo.model.shard import WHOLE, ModelPart, Shard
 from octavo.model.spec import ModelSpec
 from octavo.model.tensor_names import EMBEDDING
@@ -53,6 +56,8 @@ class LoadedModel:
     """The checkpoint; its tokenizer is there too."""
     max_model_len: int
     """Positions the decoder covers, in tokens."""
+    adapters: Mapping[str, Adapter]
+    """By name."""
 
 
 def load_model(
@@ -103,8 +108,11 @@ def load_model(
         dtype=dtype,
     )
     attention = make_attention_backend(shape, device)
-    decoder = Decoder(part.spec, weights, attention, collectives)
-    return LoadedModel(spec, decoder, attention, dtype, device, directory, max_model_len)
+    loaded = read_adapters(config, part, weights.layers, device)
+    decoder = Decoder(part.spec, weights, attention, collectives, loaded.low_ranks)
+    return LoadedModel(
+        *(spec, decoder, attention, dtype, device, directory, max_model_len, loaded.adapters)
+    )
 
 
 def read_spec(directory: Path, *, trust_remote_code: bool = False) -> ModelSpec:

@@ -17,7 +17,7 @@ from octavo.model.blocks import Attention, AttentionForm, GatedMlp
 from octavo.model.expert_names import expert_names
 from octavo.model.experts import Experts
 from octavo.model.grouped_linear import GroupedLinear
-from octavo.model.layer_weights import DecoderWeights, LayerWeights
+from octavo.model.layer_weights import DecoderWeights, LayerWeights, Mlp
 from octavo.model.layers import Embedding, PackedLinear
 from octavo.model.norms import LayerNorm, Norm, RmsNorm
 from octavo.model.rope import RopeSpec, rotary_table
@@ -151,7 +151,7 @@ class WeightReader:
             ),
         )
 
-    def _experts(self, prefix: str, spec: ExpertSpec) -> Experts:
+    def _experts(self, prefix: str, spec: ExpertSpec) -> Mlp:
         stored = expert_names(spec)
         hidden, inner = self._part.spec.hidden_size, spec.intermediate_size
         shapes = (spec.num_experts, 2 * inner, hidden), (spec.num_experts, hidden, inner)
@@ -166,7 +166,9 @@ class WeightReader:
             down.fill(index, self._scratched([(downs, ALL)], columns))
         # Not quantised: it decides who computes.
         router = self._tensor([(f"{prefix}{stored.router}.weight", ALL)])
-        return Experts(spec, self._make_linear(router, to_int8=False), gate_up, down)
+        experts = Experts(spec, self._make_linear(router, to_int8=False), gate_up, down)
+        # No adapter changes experts.
+        return lambda hidden, step: experts(hidden)
 
     @property
     def _adds_bias(self) -> bool:

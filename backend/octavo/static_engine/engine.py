@@ -122,6 +122,7 @@ def _check_options(config: EngineConfig) -> None:
         ("tensor_parallel_size", 1),
         ("pipeline_parallel_size", 1),
         ("quantization", "none"),
+        ("enable_lora", False),
     ):
         value = getattr(config, name)
         if value != allowed:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from types import MappingProxyType
 
 import torch
 
+from octavo.adapter import Adapter
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.executor.prompt_scores import PromptScores
@@ -40,6 +43,7 @@ class StaticRunner:
     """
 
     window: int | None = None
+    adapters: Mapping[str, Adapter] = MappingProxyType({})
     num_host_blocks = 0
     costs = PreemptionCosts(0, 1.0, float("inf"), 1.0)
     num_stages, steps_ahead = 1, 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+from octavo.adapter import check_adapter_name
 from octavo.errors import InvalidRequest, PromptTooLong
 from octavo.request import EngineInfo, Request
 from octavo.sampling_params import SamplingParams
@@ -42,6 +43,7 @@ def admit(
     """
     prompt, token_ids = _tokenize(decoded, tokenizer, info)
     _check_prompt(token_ids, info)
+    check_adapter_name(decoded.params.lora_name, info.adapters)
     decoded.params.check_vocabulary(info.vocab_size)
     _check_seats(decoded.params, info)
     params = _with_what_is_sent(decoded.params, decoded.options)

@@ -38,7 +38,8 @@ def read_config(args: Mapping[str, str], environment: Mapping[str, str]) -> Engi
             f"times pipeline_parallel_size is {config.num_ranks}"
         )
     device = _device(config.device, kind, args["model_instance_device_id"])
-    return replace(config, device=device)
+    multi_lora = config.multi_lora or str(engine_json.with_name("multi_lora.json"))
+    return replace(config, device=device, multi_lora=multi_lora if config.enable_lora else None)
 
 
 def _device(option: str, kind: str, device_id: str) -> str:

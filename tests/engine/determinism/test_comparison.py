@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -58,6 +59,7 @@ class PlainRunner:
     num_blocks = 64
     num_host_blocks = 0
     window = None
+    adapters = MappingProxyType({})
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
     num_stages = 1
     steps_ahead = 0

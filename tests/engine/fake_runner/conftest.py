@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ class FakeRunner:
     num_blocks = 12
     num_host_blocks = 6
     window = None
+    adapters = MappingProxyType({})
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
     num_stages = 1
     steps_ahead = 0

@@ -78,6 +78,7 @@ class Part:
             config.max_num_batched_tokens,
             model.max_model_len,
             config.block_size,
+            len(model.adapters),
         )
         self._config = config
         self._shard = shard
@@ -122,7 +123,8 @@ class Part:
             return None
         inputs = self._inputs.put(self._batch.build(step.scheduled), None)
         states = self.model.decoder.run_layers(
-            self._first_states(inputs.token_ids), inputs.positions, self._cache, inputs.attention
+            self._first_states(inputs.token_ids),
+            *(inputs.positions, self._cache, inputs.attention, inputs.adapted),
         )
         if self._shard.is_last_stage:
             return Computed(states, inputs.logits_rows, step.scored_rows)

@@ -195,7 +195,9 @@ class RankZero:
         self._watch = make_step_watch(device, self._workers, self._timeout_s)
         started_s = time.monotonic()
         self._part = Part(config, shard, self._groups, device)
-        model, steps = self._part.model, WarmUpSteps(self._part.sizes)
+        model = self._part.model
+        self.adapters = model.adapters
+        steps = WarmUpSteps(self._part.sizes, tuple(model.adapters.values()))
         self.vocab_size = model.spec.vocab_size
         self.eos_token_ids = model.spec.eos_token_ids
         self.max_model_len = model.max_model_len

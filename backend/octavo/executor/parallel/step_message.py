@@ -5,7 +5,8 @@ blocks that steps have needed so far, and builds its own inputs from it. Knows n
 messages travel.
 
     message   [how many of each part] forgotten │ scheduled │ swap_out │ copies │ swap_in │ scored
-    scheduled  handle, computed, count, draws, new tokens, new blocks, is table new, tokens, blocks
+    scheduled  handle, slot of the adapter or -1, computed, count, draws, new tokens, new blocks,
+               is table new, tokens, blocks
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
+from octavo.adapter import Adapter
 from octavo.cache.block_copies import BlockCopies, BlockPair, SwapIn
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
@@ -97,7 +99,8 @@ class StepTeller:
         blocks = table[told.num_blocks : -(-end // self._block_size)]
         told.num_tokens += len(token_ids)
         told.num_blocks += len(blocks)
-        head = (told.handle, end - count, count, len(draws))
+        slot = -1 if sequence.adapter is None else sequence.adapter.slot
+        head = (told.handle, slot, end - count, count, len(draws))
         return [*head, len(token_ids), len(blocks), is_table_new, *token_ids, *blocks]
 
 
@@ -125,11 +128,13 @@ class StepMirror:
         return MirroredStep(output, tuple(rows))
 
     def _shares(self, rest: Iterator[int]) -> Iterator[ScheduledSequence]:
-        for handle in rest:
+        for handle, slot in zip(rest, rest, strict=False):
             num_computed, count, num_draws, num_tokens, num_blocks, is_table_new = islice(rest, 6)
             sequence = self._sequences.get(handle)
             if sequence is None:
-                sequence = self._sequences[handle] = Sequence(_MIRRORED)
+                adapter = None if slot < 0 else Adapter(slot, version=b"")
+                sequence = Sequence(_MIRRORED, adapter=adapter)
+                self._sequences[handle] = sequence
             sequence.num_computed_tokens = num_computed
             sequence.token_ids.extend(islice(rest, num_tokens))
             if is_table_new:
