@@ -60,6 +60,7 @@ class InspectedSequence:
     """The engine's name for the request."""
     index: int
     status: str
+    lora_name: str | None
     tenant: str
     priority: int
     num_prompt_tokens: int
@@ -158,6 +159,7 @@ def _inspect_sequence(sequence: Sequence, now_s: float) -> InspectedSequence:
         request_id=request.request_id,
         index=sequence.index,
         status=sequence.status.value,
+        lora_name=request.params.lora_name,
         tenant=request.tenant,
         priority=request.priority,
         num_prompt_tokens=sequence.num_prompt_tokens,

@@ -91,6 +91,7 @@ _SAMPLING = (
     click.option("--top-k", type=int, help="Draw among the k most likely tokens; 0 means all."),
     click.option("--min-p", type=float, help="Drop tokens below this share of the likeliest."),
     click.option("--seed", type=int, help="The same seed gives the same answer."),
+    click.option("--lora-name", help="Answer with this adapter of the server's."),
     click.option("--stop", multiple=True, help="End before this text; may be given repeatedly."),
     seconds("--timeout", help="Seconds for a whole answer; default: no limit."),
 )

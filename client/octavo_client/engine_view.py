@@ -23,7 +23,7 @@ MAX_ROWS = 24
 _GAP = 2
 _BLOCK_TABLE = "block table"
 _ALWAYS = ("#", "request", "status", "computed")
-_LEFT = ("request", "status", "tenant", _BLOCK_TABLE)
+_LEFT = ("request", "status", "adapter", "tenant", _BLOCK_TABLE)
 _NO_BLOCK = -1
 _RUNNING = ("running", "restoring")
 
@@ -142,6 +142,7 @@ class EngineView:
             "host": _or_empty(len(sequence["host_table"])),
             "waits": _seconds(sequence["waiting_s"]),
             "priority": _or_empty(sequence["priority"]),
+            "adapter": printable(sequence.get("lora_name") or ""),
             "tenant": printable(sequence["tenant"]),
             "age": _seconds(sequence["age_s"]),
             _BLOCK_TABLE: _ranges(table),

@@ -36,6 +36,7 @@ def test_the_answer_goes_to_stdout_and_statistics_to_stderr(server, run):
 
 def test_every_sampling_option_reaches_the_server(server, run):
     options = "--max-tokens 3 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 7"
+    options += " --lora-name legal"
     scheduling = "--priority -1 --deadline 1.5 --tenant gold --cache-salt s --n 2"
     result = run(
         generate, *options.split(), *scheduling.split(), "--stop", "a", "--stop", "b", "hi"
@@ -48,6 +49,7 @@ def test_every_sampling_option_reaches_the_server(server, run):
         "top_k": 40,
         "min_p": 0.1,
         "seed": 7,
+        "lora_name": "legal",
         "stop": ["a", "b"],
         "priority": -1,
         "deadline_ms": 1500.0,

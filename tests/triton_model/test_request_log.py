@@ -57,6 +57,11 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[RequestRecord], loggin
     return log
 
 
+def test_the_adapter_is_told_if_there_is_one(make_record, logged):
+    assert logged(make_record(lora_name="legal")).fields["lora_name"] == "legal"
+    assert "lora_name" not in logged(make_record()).fields
+
+
 REFUSED = {
     "request_id": "",
     "first_token_s": None,

@@ -43,7 +43,7 @@ def host():
 def scheduler(device, host, make_sequence):
     """Return two forks over a shared prefix, a swapped sequence and one that waits."""
     prompt = [*range(7001, 7010)]
-    first = make_sequence("a", prompt, n=2, tenant="gold", arrival_s=90.0)
+    first = make_sequence("a", prompt, n=2, lora_name="x", tenant="gold", arrival_s=90.0)
     first.status = SequenceStatus.RUNNING
     first.num_computed_tokens, first.block_table = 9, [0, 1, 2]
     first.append_token(7010)
@@ -70,6 +70,7 @@ def scheduler(device, host, make_sequence):
 def test_the_json_is_this(scheduler):
     shown = {"num_prompt_tokens": 9, "num_cached_tokens": 0, "num_preemptions": 0}
     running = {"status": "running", "tenant": "gold", "priority": 0, "waiting_s": None}
+    running["lora_name"] = "x"
     assert json.loads(inspect_scheduler(scheduler, 100.0).to_json()) == {
         "block_size": 4,
         "device": {
@@ -115,6 +116,7 @@ def test_the_json_is_this(scheduler):
                 "request_id": "b",
                 "index": 0,
                 "status": "swapped",
+                "lora_name": None,
                 "tenant": "",
                 "priority": 2,
                 "num_prompt_tokens": 4,
@@ -131,6 +133,7 @@ def test_the_json_is_this(scheduler):
                 "request_id": "c",
                 "index": 0,
                 "status": "waiting",
+                "lora_name": None,
                 "tenant": "",
                 "priority": 0,
                 "num_prompt_tokens": 5,

@@ -72,6 +72,7 @@ class Reports:
             finish_reason=reason,
             was_refused=was_refused or is_at_fault,
             error=error,
+            lora_name=live.request.params.lora_name,
             timing=live.timing,
         )
         if reason in _TIMED_ENDS and live.timing is None:

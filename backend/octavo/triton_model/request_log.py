@@ -54,6 +54,8 @@ def _fields(record: RequestRecord) -> dict[str, Any]:
     if record.error is not None:
         fields["error"] = code_of(record.error)
         fields["error_type"] = type(record.error).__name__
+    if record.lora_name is not None:
+        fields["lora_name"] = record.lora_name
     if record.first_token_s is not None:
         fields["first_token_ms"] = _ms(record.first_token_s - record.arrival_s)
     if (timing := record.timing) is not None:

@@ -36,6 +36,8 @@ class RequestRecord:
     """Whether it was turned away before it ran: it was wrong, or there was no room or no engine."""
     error: OctavoError | None = None
     """What the client got instead of a last response."""
+    lora_name: str | None = None
+    """The adapter it named, one of the model's."""
     timing: SequenceTiming | None = None
     """Where the engine's time went; None if the engine was not asked or is gone."""
 
