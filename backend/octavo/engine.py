@@ -19,7 +19,7 @@ from octavo.adapter import find_adapter
 from octavo.cache.block_copies import BlockCopies
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.config import EngineConfig
-from octavo.errors import EngineDead, InvalidRequest
+from octavo.errors import EngineDead
 from octavo.executor.model_runner import ModelRunner
 from octavo.executor.parallel.rank_zero import RankZero
 from octavo.executor.prompt_scores import PromptScores
@@ -137,15 +137,9 @@ class Engine:
             RequestError: it can never run.
             QueueFull: too much waits already.
         """
-        vocab_size = self.info.vocab_size
         self._gate.check_id(request.request_id)
         adapter = find_adapter(request.params.lora_name, self._runner.adapters)
-        request.params.check_vocabulary(vocab_size)
-        for token_id in request.prompt_token_ids:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidRequest(
-                    f"the prompt holds token id {token_id} but ids must be in [0, {vocab_size - 1}]"
-                )
+        request.check_vocabulary(self.info.vocab_size)
         sequence = Sequence(request, adapter=adapter)
         if request.params.structured_outputs is None:
             self.scheduler.add(sequence)

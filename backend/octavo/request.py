@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from octavo.errors import OctavoError
+from octavo.errors import InvalidRequest, OctavoError
 from octavo.sampling_params import SamplingParams
 
 
@@ -45,6 +45,20 @@ class Request:
     """Only requests of the same salt reuse each other's cached prefixes."""
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     """`params.bad_words` as the tokenizer spells them: the last of each never follows the rest."""
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse a request that names a token that the model does not have.
+
+        Raises:
+            InvalidRequest: says where, which and what is allowed.
+        """
+        self.params.check_vocabulary(vocab_size)
+        for token_id in self.prompt_token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequest(
+                    f"the prompt holds token id {token_id} but ids must be in [0, {vocab_size - 1}]"
+                )
+
     encodes_prompt: bool = False
     """Whether an encoder reads the prompt; else the answer goes on from it."""
 

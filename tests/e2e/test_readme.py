@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from octavo.cli import main
-from octavo.config import option_table
+from octavo.option_docs import option_table
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

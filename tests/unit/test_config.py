@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.config import SCHEDULING_POLICIES, EngineConfig, option_docs
+from octavo.config import SCHEDULING_POLICIES, EngineConfig
 from octavo.errors import ConfigError
+from octavo.option_docs import option_docs
 
 COUNT = "an integer from 1 to 2,147,483,647"
 POLICIES = "one of fcfs, priority, fair"

@@ -20,7 +20,7 @@ ORDER = """
     errors free_memory host_resources interpreter
     parent_process process_end process_log request_keys restart_policy
     scheduling_params tenant_weights device_numbers structured_outputs
-    sampling_params config request adapter
+    sampling_params config option_docs request adapter
     cache.block_hash grammar sampling.token_rules beam_search sequence cache scheduler inspection
     sampling grammar_gate step_counter model
     local.demo_model executor engine static_engine engine_choice engine_messages engine_process
