@@ -45,7 +45,7 @@ def ray_server(
         metrics_port=0,
         environment={
             "OCTAVO_DISTRIBUTED_EXECUTOR_BACKEND": "ray",
-            "OCTAVO_RAY_ADDRESS": ray_nodes.address,
+            "RAY_ADDRESS": ray_nodes.address,
             "OCTAVO_CPU_THREADS": "2",
             "OCTAVO_NUM_KV_BLOCKS": "4096",
         },

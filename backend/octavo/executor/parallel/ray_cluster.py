@@ -135,12 +135,13 @@ class RayCluster:
 
 
 def _nodes() -> list[Node]:
-    """Return the nodes that are alive."""
-    return [
+    """Return the nodes that are alive, by their addresses."""
+    nodes = [
         Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"].get("CPU", 0.0))
         for node in ray.nodes()
         if node["Alive"]
     ]
+    return sorted(nodes, key=lambda node: node.host)
 
 
 def _reach(address: str) -> None:
