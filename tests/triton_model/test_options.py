@@ -100,6 +100,16 @@ def test_a_device_that_contradicts_the_instance_group_fails_the_load(
         read(kind, device_id, device=option)
 
 
+@pytest.mark.parametrize(("kind", "device"), [("CPU", "cpu"), ("GPU", "cuda:0")])
+def test_an_instance_group_and_devices_do_not_both_choose(
+    read: Callable[..., EngineConfig], kind: str, device: str
+) -> None:
+    assert read("MODEL", devices="1").devices == "1"
+    message = f"^option devices is '1' but must be absent where device is {device}$"
+    with pytest.raises(ConfigError, match=message):
+        read(kind, "0", devices="1")
+
+
 def test_several_ranks_need_an_instance_that_leaves_the_devices_to_the_engine(
     read: Callable[..., EngineConfig],
 ) -> None:
