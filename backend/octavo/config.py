@@ -23,7 +23,7 @@ ENVIRONMENT_PREFIX = "OCTAVO_"
 SCHEDULING_POLICIES = ("fcfs", "priority", "fair")
 
 _CHOICES = {
-    "model_impl": ("auto", "native", "static"),
+    "model_impl": ("auto", "native", "transformers", "static"),
     "load_format": ("auto", "dummy"),
     "dtype": ("auto", "bfloat16", "float16", "float32"),
     "quantization": ("none", "int8"),
@@ -53,7 +53,7 @@ class EngineConfig:
     allow_pickle: bool = False
     """Load pickled weights (.bin, .pt, .pth) of tensors only, where there are no safetensors."""
     model_impl: str = "auto"
-    """`native` code, `static` (traditional batches of transformers), or `auto`, the first able."""
+    """`native`, `transformers` (paged too), `static` (whole batches), or `auto`: the first able."""
     load_format: str = "auto"
     """`auto`, the weights that are there, or `dummy`: drawn at random, to measure speed alone."""
     dtype: str = "auto"
@@ -181,6 +181,12 @@ class EngineConfig:
             is_open = self.device in ("auto", "cuda")
             self._check("devices", is_open, f"absent where device is {self.device}")
             read_device_numbers(self.devices, self.num_ranks)
+        is_native = self.model_impl in ("auto", "native")
+        self._check(
+            "model_impl",
+            self.num_ranks == 1 or is_native,
+            f"auto or native with {self.num_ranks} ranks",
+        )
 
     def _check_reports(self) -> None:
         self._check("log_format", self.log_format in ("text", "json"), "text or json")

@@ -9,9 +9,9 @@ import logging
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine
-from octavo.model.checkpoint import read_json
-from octavo.model.families import FAMILIES
+from octavo.errors import NotPaged
 from octavo.model.location import checkpoint_directory
+from octavo.model.tiers import Tier, choose_tier
 from octavo.static_engine.engine import StaticEngine
 
 logger = logging.getLogger(__name__)
@@ -24,19 +24,16 @@ def load_chosen(config: EngineConfig) -> Engine:
         ConfigError: the checkpoint, the device or the memory cannot be served.
         EngineError: a rank in another process is gone before it is loaded.
     """
-    return StaticEngine(config) if _is_static(config) else Engine.load(config)
-
-
-def _is_static(config: EngineConfig) -> bool:
-    if config.model_impl != "auto":
-        return config.model_impl == "static"
     directory = checkpoint_directory(
         config.model,
         trust_remote_code=config.trust_remote_code,
         allow_pickle=config.allow_pickle,
     )
-    model_type = read_json(directory / "config.json").get("model_type")
-    if model_type in FAMILIES:
-        return False
-    logger.info("%s has no native code here, so the traditional mode serves it", model_type)
-    return True
+    tier = choose_tier(directory, config)
+    if tier.name != "static":
+        try:
+            return Engine.load(config)
+        except NotPaged as error:
+            tier = Tier("static", str(error))
+    logger.info("the traditional mode serves %s: %s", directory, tier.reason)
+    return StaticEngine(config)

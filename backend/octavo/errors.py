@@ -2,6 +2,7 @@
 
     OctavoError
     ├── ConfigError              an engine option, checkpoint or machine cannot be served
+    │   └── NotPaged             the model cannot run over paged KV
     ├── LaunchError              the local Triton server did not start or ended by itself
     ├── RequestError             the request is at fault; it alone ends
     │   ├── InvalidRequest       a tensor, key or value is wrong
@@ -21,6 +22,10 @@ class OctavoError(Exception):
 
 class ConfigError(OctavoError):
     """An engine option, a checkpoint or the machine cannot be served."""
+
+
+class NotPaged(ConfigError):
+    """The model cannot run over paged KV; the traditional mode may still serve it."""
 
 
 class LaunchError(OctavoError):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
 from octavo.executor.device_inputs import HostInputs, StepSizes
 from octavo.executor.device_tools import make_device_tools
-from octavo_kernels import KVCacheShape, make_attention_backend
 
 
 def test_on_a_cpu_nothing_is_staged_recorded_or_planned_ahead():
     device = torch.device("cpu")
-    attention = make_attention_backend(KVCacheShape(1, 1, 16, 8, torch.float32), device)
-    tools = make_device_tools(device, attention, StepSizes(4, 16, 64, 8))
+    model = SimpleNamespace(recordable=True)
+    tools = make_device_tools(device, model, StepSizes(4, 16, 64, 8))
     assert isinstance(tools.inputs, HostInputs)
     assert tools.make_graphs is None
     assert tools.steps_ahead == 0

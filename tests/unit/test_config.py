@@ -31,6 +31,8 @@ GOOD = [
     ("max_prompt_bytes", "1000", 1000),
     ("model_impl", "static", "static"),
     ("dtype", "bfloat16", "bfloat16"),
+    ("model_impl", "native", "native"),
+    ("model_impl", "transformers", "transformers"),
     ("quantization", "int8", "int8"),
     ("device", "cuda", "cuda"),
     ("device", "cuda:12", "cuda:12"),
@@ -84,8 +86,8 @@ BAD = [
     ("model", 5, "a string"),
     ("model", None, "a string"),
     ("tokenizer", ["x"], "a string"),
-    ("model_impl", "vllm", "one of auto, native, static"),
     ("dtype", "fp8", "one of auto, bfloat16, float16, float32"),
+    ("model_impl", "vllm", "one of auto, native, transformers, static"),
     ("quantization", "fp8", "one of none, int8"),
     ("load_format", "gguf", "one of auto, dummy"),
     ("device", "tpu", "auto, cpu, cuda or cuda:N"),
@@ -258,6 +260,12 @@ def test_devices_are_one_for_each_rank():
         EngineConfig("demo", device="cuda", devices="1", pipeline_parallel_size=2)
 
 
+def test_several_ranks_take_the_native_decoder():
+    message = "^option model_impl is 'transformers' but must be auto or native with 2 ranks$"
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig("demo", model_impl="transformers", pipeline_parallel_size=2)
+
+
 def test_an_unknown_option_names_the_nearest_and_lists_the_known(load):
     with pytest.raises(ConfigError) as caught:
         load('{"model": "demo", "num_kv_block": 1}')
@@ -292,7 +300,7 @@ def test_the_environment_beats_parameters_and_they_beat_the_file(load):
 def test_every_option_has_an_environment_variable(load):
     good = {name: str(read) for name, _, read in GOOD if read is not None}
     good |= {"model": "demo", "max_model_len": "9", "default_max_tokens": "9", "cpu_threads": "1"}
-    good |= {"max_num_batched_tokens": "77"}
+    good |= {"max_num_batched_tokens": "77", "model_impl": "native"}
     ranks = int(good["tensor_parallel_size"]) * int(good["pipeline_parallel_size"])
     good |= {"device": "cuda", "devices": ",".join(map(str, range(ranks)))}
     config = load("{}", environment={f"OCTAVO_{n.upper()}": v for n, v in good.items()})

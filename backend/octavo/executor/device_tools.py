@@ -1,6 +1,6 @@
 """What a runner does in another way on each kind of device, chosen in one place.
 
-Knows nothing of the model beyond whether its attention can be recorded.
+Knows nothing of the model beyond whether its steps can be recorded.
 """
 
 from __future__ import annotations
@@ -8,14 +8,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from octavo.executor.device_inputs import DeviceInputs, HostInputs, StagedInputs, StepSizes
 from octavo.executor.graphs import CudaRecorder, DecodeGraphs
-from octavo.model.decoder import Decoder
 from octavo.model.devices import use_device
-from octavo_kernels import AttentionBackend, KVCache
+from octavo.model.interface import CausalModel
+from octavo_kernels import KVCache
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class DeviceTools:
     """Steps that may be under way while the next one is planned: none where the host computes."""
     inputs: DeviceInputs
     """The way of every step's inputs."""
-    make_graphs: Callable[[Decoder, KVCache], DecodeGraphs] | None = None
+    make_graphs: Callable[[CausalModel[Any], KVCache], DecodeGraphs] | None = None
     """Makes graphs that read `inputs`, with none recorded; None where decode steps run like all
     others."""
 
@@ -39,17 +40,19 @@ def make_device_inputs(device: torch.device, sizes: StepSizes) -> DeviceInputs:
 
 
 def make_device_tools(
-    device: torch.device, attention: AttentionBackend, sizes: StepSizes
+    device: torch.device, model: CausalModel[Any], sizes: StepSizes
 ) -> DeviceTools:
     """Return the tools of a device; a CUDA device becomes the current one of this thread."""
     if device.type != "cuda":
         return DeviceTools(steps_ahead=0, inputs=HostInputs())
     use_device(device)
     inputs = StagedInputs.on_cuda(sizes, device)
-    if not attention.recordable:
+    if not model.recordable:
         logger.warning(
-            "decode steps do not run as CUDA graphs: attention %r reads lengths on the host",
-            attention.name,
+            "decode steps do not run as CUDA graphs: %s, with attention %r, reads on the host what "
+            "the device holds",
+            model.spec.architecture,
+            model.attention.name,
         )
         return DeviceTools(steps_ahead=1, inputs=inputs)
     return DeviceTools(

@@ -17,14 +17,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from octavo.executor.batch import BatchInputs
 from octavo.executor.device_inputs import StagedInputs
-from octavo.model.decoder import Decoder
+from octavo.model.interface import CausalModel
 from octavo_kernels import AttentionMetadata, KVCache
 
 #: Sizes rise by this many rows: what the matrix instructions of a GPU compute at the least.
@@ -90,14 +90,18 @@ class DecodeGraphs:
     """Run decode steps of one model over one KV cache by replaying them.
 
     Args:
-        decoder: with an attention backend that does not read lengths on the host.
+        decoder: a model that is recordable.
         kv_cache: the one that every step reads and writes; mutated by `run` alone.
         inputs: those of every step of the model.
         recorder: of the same device and stream.
     """
 
     def __init__(
-        self, decoder: Decoder, kv_cache: KVCache, inputs: StagedInputs, recorder: Recorder
+        self,
+        decoder: CausalModel[Any],
+        kv_cache: KVCache,
+        inputs: StagedInputs,
+        recorder: Recorder,
     ) -> None:
         sizes, device = inputs.sizes, kv_cache.storage.device
         self._decoder = decoder

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import astuple, replace
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -32,7 +33,8 @@ from octavo.executor.kv_storage import (
 from octavo.executor.prompt_scores import PromptScores
 from octavo.executor.warm_up import WarmUpSteps
 from octavo.host_resources import host_memory, usable_cores
-from octavo.model.loader import LoadedModel, load_model
+from octavo.model.interface import CausalModel, ServedModel
+from octavo.model.tiers import load_served_model
 from octavo.scheduler.output import SchedulerOutput, ScoredPrompt
 from octavo.scheduler.preemption import PreemptionCosts
 from octavo_kernels import AttentionBackend, KVCache
@@ -41,9 +43,9 @@ logger = logging.getLogger(__name__)
 
 TransfersMaker = Callable[[AttentionBackend, KVCache, KVCache], BlockTransfers]
 """Makes the transfers between a device's cache and the host's."""
-ToolsMaker = Callable[[torch.device, AttentionBackend, StepSizes], DeviceTools]
-"""Makes the tools of a device."""
-ModelLoader = Callable[[EngineConfig], LoadedModel]
+ToolsMaker = Callable[[torch.device, CausalModel[Any], StepSizes], DeviceTools]
+"""Makes the tools of a device for a model."""
+ModelLoader = Callable[[EngineConfig], ServedModel]
 """Finds the model that an engine is configured for."""
 
 
@@ -68,7 +70,7 @@ class ModelRunner:
         config: EngineConfig,
         make_transfers: TransfersMaker = make_block_transfers,
         make_tools: ToolsMaker = make_device_tools,
-        load: ModelLoader = load_model,
+        load: ModelLoader = load_served_model,
     ) -> None:
         started_s = time.monotonic()
         torch.set_num_threads(config.cpu_threads or usable_cores())
@@ -90,7 +92,7 @@ class ModelRunner:
         # Kept between steps: to get as much memory from the system anew takes part of a step.
         self._logits = torch.empty((0, self.vocab_size), device=model.device)
         self._batch = BatchBuilder(*astuple(sizes))
-        self._tools = make_tools(model.device, attention, sizes)
+        self._tools = make_tools(model.device, model.decoder, sizes)
         self.num_stages, self.steps_ahead = 1, self._tools.steps_ahead
         self.computes_on_host = model.device.type == "cpu"
         warm_up = WarmUpSteps(sizes, tuple(model.adapters.values()))

@@ -22,7 +22,12 @@ from octavo.model.pickled_weights import PickledFile
 _SINGLE = "model.safetensors"
 _PICKLED_SINGLE = "pytorch_model.bin"
 _INDEX_ENDING = ".index.json"
-_FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
+_FLOAT_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
 _NAMES_SHOWN = 4
 
 
@@ -92,6 +97,11 @@ class Checkpoint:
             raise ConfigError(
                 f"the tensors in {self._directory} do not fit its config; {'; '.join(texts)}"
             )
+
+    def first_dtype(self) -> torch.dtype | None:
+        """Return the dtype of the first tensor of a float dtype; None if there is none."""
+        kinds = (file.get_slice(name).get_dtype() for name, file in self._file_of.items())
+        return next((_FLOAT_DTYPES[kind] for kind in kinds if kind in _FLOAT_DTYPES), None)
 
     def tensor(self, name: str, *part: slice) -> torch.Tensor:
         """Return a tensor that may be backed by the file; copy what must outlive it.

@@ -70,6 +70,11 @@ class Decoder:
         self._vocabulary = None if is_whole else DividedVocabulary(spec.vocab_size, collectives)
 
     @property
+    def recordable(self) -> bool:
+        """Whether a graph can record a step; see `CausalModel`."""
+        return self.attention.recordable
+
+    @property
     def max_len(self) -> int:
         """Number of positions the rotary tables cover."""
         return self.weights.max_len

@@ -46,11 +46,7 @@ def spec_from_config(config: Mapping[str, Any] | Any) -> ModelSpec:
         ConfigError: the architecture, a field or a value is not supported or not understood.
     """
     values = config if isinstance(config, Mapping) else config.to_dict()
-    if values.get("quantization_config"):
-        raise ConfigError(
-            "the checkpoint is quantized (quantization_config), which is not supported; "
-            "use bfloat16, float16 or float32 weights, or a GGUF file"
-        )
+    refuse_quantized(values)
     fields = ConfigFields(values, _WHERE)
     family = _family(fields)
     sizes = _sizes(fields, family)
@@ -72,6 +68,15 @@ def spec_from_config(config: Mapping[str, Any] | Any) -> ModelSpec:
     spec = ModelSpec(**{**common, **family.read(fields, sizes)})
     fields.refuse_the_rest(HARMLESS_FIELDS)
     return spec
+
+
+def refuse_quantized(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a transformers config says that weights are quantized."""
+    if values.get("quantization_config"):
+        raise ConfigError(
+            "the checkpoint is quantized (quantization_config), which is not supported; "
+            "use bfloat16, float16 or float32 weights, or a GGUF file"
+        )
 
 
 def read_token_ids(value: Any) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ from octavo.model.collectives import ALONE, Collectives
 from octavo.model.decoder import Decoder
 from octavo.model.devices import rank_devices
 from octavo.model.dummy_weights import DummyTensors
-from octavo.model.families import read_token_ids, spec_from_config
+from octavo.model.families import read_token_ids, refuse_quantized, spec_from_config
 from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.joined_experts import checked_tensors
 from octavo.model.layers import PackedLinear
@@ -84,17 +85,12 @@ def load_model(
         allow_pickle=config.allow_pickle,
     )
     spec = read_spec(directory, trust_remote_code=config.trust_remote_code)
-    max_model_len = config.max_model_len or spec.max_position_embeddings
-    if max_model_len > spec.max_position_embeddings:
-        raise ConfigError(
-            f"option max_model_len is {max_model_len} but the model's context is "
-            f"{spec.max_position_embeddings} tokens"
-        )
+    max_model_len = choose_max_model_len(config, spec.max_position_embeddings)
     part = ModelPart.of(spec, shard)
     device = device or rank_devices(config)[0]
     tensors = _tensors(config, directory, spec, device)
     dtype = _dtype(config.dtype, spec, tensors)
-    _check_quantization(config.quantization, dtype, device)
+    check_quantization(config.quantization, dtype, device)
     to_int8 = config.quantization == "int8"
     make_linear = partial(PackedLinear, to_int8=to_int8, deterministic=config.deterministic)
     make_grouped = partial(GroupedLinear, to_int8=to_int8)
@@ -122,19 +118,53 @@ def read_spec(directory: Path, *, trust_remote_code: bool = False) -> ModelSpec:
         ConfigError: a file is missing or damaged, or the model is not supported, or it says that
             code of its own belongs to it and that is not trusted.
     """
+    config = read_model_config(directory, trust_remote_code=trust_remote_code)
+    spec = spec_from_config(config)
+    return replace(spec, eos_token_ids=end_tokens(directory, list(spec.eos_token_ids)))
+
+
+def read_model_config(directory: Path, *, trust_remote_code: bool) -> dict[str, Any]:
+    """Return a checkpoint's config.json.
+
+    Raises:
+        ConfigError: it is missing or damaged, or its weights are quantized, or it says that code of
+            its own belongs to it and that is not trusted.
+    """
     config = read_json(directory / "config.json")
     if config.get("auto_map") and not trust_remote_code:
         raise ConfigError(
             f"{directory / 'config.json'} says that code of its own (auto_map) belongs to the "
-            "model; set option trust_remote_code to true if Octavo's own decoder does the same, "
-            "which is what computes in any case"
+            "model; set option trust_remote_code to true if you trust it, or if Octavo's own "
+            "decoder does the same, which computes where it knows the architecture"
         )
-    spec = spec_from_config(config)
+    refuse_quantized(config)
+    return config
+
+
+def end_tokens(directory: Path, of_config: Any) -> tuple[int, ...]:
+    """Return the tokens that end a text: those of generation_config.json, else of the config.
+
+    Raises:
+        ConfigError: they are not token ids.
+    """
     generation_path = directory / "generation_config.json"
-    if not generation_path.exists():
-        return spec
-    eos_token_ids = read_token_ids(read_json(generation_path).get("eos_token_id"))
-    return replace(spec, eos_token_ids=eos_token_ids) if eos_token_ids else spec
+    values = read_json(generation_path) if generation_path.exists() else {}
+    return read_token_ids(values.get("eos_token_id")) or read_token_ids(of_config)
+
+
+def choose_max_model_len(config: EngineConfig, num_positions: int) -> int:
+    """Return the longest text in tokens, of a model of so many positions.
+
+    Raises:
+        ConfigError: option `max_model_len` is more.
+    """
+    max_model_len = config.max_model_len or num_positions
+    if max_model_len > num_positions:
+        raise ConfigError(
+            f"option max_model_len is {max_model_len} but the model's context is "
+            f"{num_positions} tokens"
+        )
+    return max_model_len
 
 
 def _tensors(
@@ -159,7 +189,8 @@ def _dtype(option: str, spec: ModelSpec, tensors: TensorSource) -> torch.dtype:
     return dtype
 
 
-def _check_quantization(option: str, dtype: torch.dtype, device: torch.device) -> None:
+def check_quantization(option: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse option `quantization` where weights of a dtype are not packed."""
     if option != "none" and not packs_weights(dtype, device):
         raise ConfigError(
             f"option quantization is {option!r}, which takes native code on a CPU, and none serves "

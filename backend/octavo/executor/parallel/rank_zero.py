@@ -38,6 +38,7 @@ from octavo.model.loader import read_spec
 from octavo.model.location import checkpoint_directory
 from octavo.model.process_groups import ProcessGroups, Rendezvous
 from octavo.model.shard import ModelPart, Shard
+from octavo.model.tiers import choose_tier
 from octavo.scheduler.output import SchedulerOutput, ScoredPrompt
 
 #: Share of the time that an engine may be silent which a rank waits for another: the engine shall
@@ -272,6 +273,7 @@ def _look_at(config: EngineConfig) -> tuple[Shard, str]:
         trust_remote_code=config.trust_remote_code,
         allow_pickle=config.allow_pickle,
     )
+    choose_tier(directory, config)  # or it says what several ranks take
     spec = read_spec(directory, trust_remote_code=config.trust_remote_code)
     shard = Shard.of(0, config.tensor_parallel_size, config.pipeline_parallel_size)
     ModelPart.of(spec, shard)

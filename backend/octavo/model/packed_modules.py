@@ -1,0 +1,78 @@
+"""Puts packed weights in the place of a model's linear layers.
+
+A layer's plain weight is dropped as soon as it is packed, and an embedding that shares it reads the
+packed one. Knows torch's modules, and nothing of any architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from octavo.model.layers import Embedding, PackedLinear
+
+_LINEAR = (torch.nn.Linear, Conv1D)
+
+LinearMaker = Callable[..., PackedLinear]
+"""PackedLinear, or what makes one of the same arguments."""
+
+
+class PackedModule(torch.nn.Module):
+    """A linear layer of a packed weight."""
+
+    def __init__(self, linear: PackedLinear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x [..., in] multiplied, [..., out]."""
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        shape = (*x.shape[:-1], self.linear.out_features)
+        return self.linear(rows).view(shape) if len(rows) else x.new_empty(shape)
+
+
+class PackedEmbedding(torch.nn.Module):
+    """An embedding of a weight that a projection has packed."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of token_ids [...], [..., hidden]."""
+        return self.embedding(token_ids.reshape(-1)).view(*token_ids.shape, -1)
+
+
+def pack_modules(model: torch.nn.Module, make_linear: LinearMaker) -> None:
+    """Replace every linear layer of a model, and the embeddings that share a weight with one.
+
+    Layers of a class derived from torch's may do more, and stay as they are, as does a layer that
+    shares a weight with an embedding of such a class.
+    """
+    plain: dict[int, list[str]] = {}
+    derived: set[int] = set()
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Embedding:
+            plain.setdefault(id(module.weight), []).append(name)
+        elif isinstance(module, torch.nn.Embedding):
+            derived.add(id(module.weight))
+    # Names and not modules, which would keep every weight until the last is packed.
+    names = [name for name, module in model.named_modules() if type(module) in _LINEAR]
+    for name in names:
+        key = id(model.get_submodule(name).weight)
+        if key not in derived:
+            _pack(model, name, plain.get(key, []), make_linear)
+
+
+def _pack(
+    model: torch.nn.Module, name: str, embeddings: list[str], make_linear: LinearMaker
+) -> None:
+    module = model.get_submodule(name)
+    weight, bias = module.get_parameter("weight").detach(), module.bias
+    weight = weight.t().contiguous() if isinstance(module, Conv1D) else weight
+    linear = make_linear(weight, bias.detach() if isinstance(bias, torch.Tensor) else None)
+    model.set_submodule(name, PackedModule(linear))
+    for embedding in embeddings:
+        model.set_submodule(embedding, PackedEmbedding(Embedding(weight, linear)))

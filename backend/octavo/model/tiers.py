@@ -1,0 +1,104 @@
+"""Which of the three ways a checkpoint is served in, and why.
+
+The native decoder is the fastest; any other causal model of transformers whose attention can be
+replaced runs by its own code over the same KV blocks; what can do neither is left to the
+traditional mode. No weights are read to choose. Knows what each way needs, not how it works.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError, NotPaged
+from octavo.model.interface import ServedModel
+from octavo.model.loader import load_model, read_model_config, read_spec
+from octavo.model.location import checkpoint_directory
+
+if TYPE_CHECKING:
+    from octavo.model.transformers_trace import TracedModel
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """How a checkpoint is served."""
+
+    name: str
+    """`native`, `transformers` or `static`."""
+    reason: str
+    """Why in no faster way, in words for the log."""
+    traced: TracedModel | None = None
+    """Of `transformers`: what its model asks of paged attention."""
+
+
+def choose_tier(directory: Path, config: EngineConfig) -> Tier:
+    """Return how a checkpoint is to be served, by option `model_impl` or the fastest way there is.
+
+    Raises:
+        ConfigError: it cannot be served at all, or not in the way that the options ask for.
+    """
+    wanted = config.model_impl
+    read_model_config(directory, trust_remote_code=config.trust_remote_code)
+    if wanted == "static":
+        return Tier("static", "option model_impl is 'static'")
+    refusal = None
+    if wanted != "transformers":
+        try:
+            spec = read_spec(directory, trust_remote_code=config.trust_remote_code)
+            return Tier("native", f"{spec.architecture} has a native decoder")
+        except ConfigError as error:
+            refusal = error
+    why_not_native = str(refusal or "option model_impl is 'transformers'")
+    for asked, what in (
+        (wanted == "native", "option model_impl is 'native'"),
+        (config.num_ranks > 1, f"{config.num_ranks} ranks take the native decoder"),
+        (config.enable_lora, "option enable_lora takes the native decoder"),
+    ):
+        if asked:
+            raise ConfigError(f"{what}, but {why_not_native}")
+    # Imported late: transformers' models take seconds, and a native decoder needs none of them.
+    from octavo.model.transformers_trace import trace_model
+
+    try:
+        traced = trace_model(directory, trust_remote_code=config.trust_remote_code)
+    except NotPaged as error:
+        if wanted == "transformers":
+            raise ConfigError(f"option model_impl is 'transformers' but {error}") from None
+        return Tier("static", f"{error}; {why_not_native}")
+    return Tier("transformers", why_not_native, traced)
+
+
+def load_served_model(config: EngineConfig) -> ServedModel:
+    """Load the model an engine is configured for, by the native decoder or through transformers.
+
+    Raises:
+        NotPaged: it runs over paged KV in neither way, and no option asks for one of them.
+        ConfigError: the checkpoint or the device cannot be served.
+    """
+    directory = checkpoint_directory(
+        config.model,
+        trust_remote_code=config.trust_remote_code,
+        allow_pickle=config.allow_pickle,
+    )
+    tier = choose_tier(directory, config)
+    if tier.name == "native":
+        return load_model(config)
+    if tier.traced is None:
+        raise NotPaged(f"{directory} cannot be served over paged KV: {tier.reason}")
+    from octavo.model.transformers_loader import load_transformers_model
+
+    try:
+        model = load_transformers_model(config, directory, tier.traced)
+    except NotPaged as error:
+        if config.model_impl == "transformers":
+            raise ConfigError(f"option model_impl is 'transformers' but {error}") from None
+        raise
+    logger.info(
+        "%s runs by transformers' own code over paged KV: %s", tier.traced.architecture, tier.reason
+    )
+    return model

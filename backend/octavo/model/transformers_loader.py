@@ -1,0 +1,224 @@
+"""Loads a checkpoint as a model of transformers that runs over paged KV.
+
+Transformers reads the tensors, for it knows what every architecture's were called over the years.
+Knows nothing of any architecture.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from octavo.adapter import Adapter
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError, NotPaged
+from octavo.model.checkpoint import Checkpoint
+from octavo.model.devices import rank_devices
+from octavo.model.layers import PackedLinear
+from octavo.model.loader import (
+    check_quantization,
+    choose_max_model_len,
+    end_tokens,
+)
+from octavo.model.packed_modules import PackedModule, pack_modules
+from octavo.model.paged_check import TOLERANCES, PagedCheck
+from octavo.model.row_independence import make_rows_independent
+from octavo.model.transformers_model import TransformersInfo, TransformersModel
+from octavo.model.transformers_trace import TracedModel
+from octavo_kernels import AttentionBackend, KVCacheShape, make_attention_backend
+
+logger = logging.getLogger(__name__)
+
+_NAMES_SHOWN = 4
+#: What 8-bit weights may add to the difference that a dtype makes.
+_INT8_TOLERANCE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTransformersModel:
+    """A model of transformers, ready to run; see `ServedModel`."""
+
+    spec: TransformersInfo
+    decoder: TransformersModel
+    attention: AttentionBackend
+    dtype: torch.dtype
+    device: torch.device
+    directory: Path
+    max_model_len: int
+    adapters: Mapping[str, Adapter]
+    """None: they take the native decoder."""
+
+
+def load_transformers_model(
+    config: EngineConfig, directory: Path, traced: TracedModel
+) -> LoadedTransformersModel:
+    """Load a checkpoint whose model was traced, and compare it with transformers' own attention.
+
+    Raises:
+        NotPaged: it does not compute the same over paged KV.
+        ConfigError: the checkpoint or the device cannot be served.
+    """
+    max_model_len = choose_max_model_len(config, traced.max_position_embeddings)
+    (device,) = rank_devices(config)
+    dtype = _dtype(config, directory, traced)
+    check_quantization(config.quantization, dtype, device)
+    read = _draw if config.load_format == "dummy" else _read
+    model = read(config, directory, traced, dtype).eval().to(device)
+    vocab_size = model.get_output_embeddings().weight.shape[0]
+    check = PagedCheck(model, vocab_size, max_model_len, device)
+    make_linear = partial(
+        PackedLinear,
+        to_int8=config.quantization == "int8",
+        deterministic=config.deterministic,
+    )
+    pack_modules(model, make_linear)
+    make_rows_independent(model, _not_packed(model, traced.row_dependent))
+    attention = make_attention_backend(
+        KVCacheShape(
+            num_layers=len(traced.windows),
+            num_kv_heads=traced.num_kv_heads,
+            head_dim=traced.head_dim,
+            block_size=config.block_size,
+            dtype=dtype,
+        ),
+        device,
+    )
+    eos_token_ids = end_tokens(directory, traced.config.get_text_config().eos_token_id)
+    spec = TransformersInfo(traced.architecture, vocab_size, eos_token_ids, traced.windows)
+    decoder = TransformersModel(model, traced.layers, spec, attention)
+    _compare(check, decoder, TOLERANCES[dtype] + _INT8_TOLERANCE * (config.quantization == "int8"))
+    return LoadedTransformersModel(
+        spec, decoder, attention, dtype, device, directory, max_model_len, adapters={}
+    )
+
+
+def _compare(check: PagedCheck, decoder: TransformersModel, tolerance: float) -> None:
+    name = decoder.spec.architecture
+    try:
+        difference = check.differs(decoder, tolerance)
+        depends = difference is None and check.depends_on_rows(decoder)
+    except Exception as error:  # whatever the code of hundreds of models raises
+        logger.debug("%s fails over paged KV", name, exc_info=error)
+        raise NotPaged(f"{name} fails over paged KV ({type(error).__name__}: {error})") from None
+    if difference is not None:
+        raise NotPaged(f"{name} cannot be paged: {difference}")
+    if depends:
+        logger.warning(
+            "%s is not deterministic here: its own code computes a row to other bits beside other "
+            "rows, so a request's neighbours may change its tokens",
+            name,
+        )
+
+
+def _read(
+    config: EngineConfig, directory: Path, traced: TracedModel, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Return the model with the checkpoint's weights.
+
+    Raises:
+        ConfigError: tensors are missing, of a wrong shape or not the model's, or cannot be read.
+    """
+    try:
+        with _no_progress_bars():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                directory,
+                config=traced.config,
+                dtype=dtype,
+                attn_implementation="eager",
+                experts_implementation="eager",
+                trust_remote_code=config.trust_remote_code,
+                use_safetensors=any(directory.glob("*.safetensors")),
+                local_files_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # whatever the code of hundreds of models raises
+        raise ConfigError(
+            f"transformers cannot load {directory}: {type(error).__name__}: {error}"
+        ) from None
+    _check_tensors(directory, info)
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _draw(
+    config: EngineConfig, directory: Path, traced: TracedModel, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Return the model with weights drawn at random, always the same."""
+    logger.warning("weights of %s are drawn at random: its answers mean nothing", directory)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            traced.config,
+            dtype=dtype,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            trust_remote_code=config.trust_remote_code,
+        )
+    return model
+
+
+def _check_tensors(directory: Path, info: dict[str, Any]) -> None:
+    """Refuse a checkpoint whose tensors are not exactly the model's."""
+    faults = {
+        "missing": sorted(info["missing_keys"]),
+        "unexpected": sorted(info["unexpected_keys"]),
+        "wrong shape": [
+            f"{name} {list(found)} instead of {list(wanted)}"
+            for name, found, wanted in sorted(info["mismatched_keys"])
+        ],
+        "damaged": sorted(info["error_msgs"]),
+    }
+    texts = [f"{fault}: {_some(names)}" for fault, names in faults.items() if names]
+    if texts:
+        raise ConfigError(f"the tensors in {directory} do not fit its config; {'; '.join(texts)}")
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _dtype(config: EngineConfig, directory: Path, traced: TracedModel) -> torch.dtype:
+    """Return the dtype of the weights; a checkpoint's files are opened, and damage is found."""
+    checkpoint = None
+    if config.load_format != "dummy":
+        checkpoint = Checkpoint(directory, allow_pickle=config.allow_pickle)
+    named = traced.config.get_text_config().dtype or traced.config.dtype
+    chosen: torch.dtype | None
+    if config.dtype != "auto":
+        chosen = getattr(torch, config.dtype)
+    elif isinstance(named, torch.dtype):
+        chosen = named
+    else:
+        chosen = torch.float32 if checkpoint is None else checkpoint.first_dtype()
+    if chosen not in TOLERANCES:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in TOLERANCES)
+        raise ConfigError(f"the checkpoint's dtype is {chosen} but must be one of {allowed}")
+    return chosen
+
+
+def _not_packed(model: torch.nn.Module, names: frozenset[str]) -> list[str]:
+    return [n for n in sorted(names) if not isinstance(model.get_submodule(n), PackedModule)]
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep transformers' bars out of a log."""
+    if not transformers_logging.is_progress_bar_enabled():
+        yield
+        return
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.enable_progress_bar()
