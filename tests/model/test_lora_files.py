@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.model.lora_files import LoraFiles, read_adapter_list
+from octavo.model.lora_files import LoraFiles, adapter_directories, read_adapter_list
 
 SHAPES = {
     f"model.layers.{layer}.{name}": shape
@@ -233,6 +235,23 @@ def test_a_list_that_cannot_be_used_is_refused(content, message, tmp_path):
     path.write_text(content)
     with pytest.raises(ConfigError, match=re.escape(message)):
         read_adapter_list(path)
+
+
+def test_a_list_longer_than_the_option_allows_is_refused(tmp_path):
+    path = tmp_path / "multi_lora.json"
+    path.write_text('{"a": ".", "b": "."}')
+    for limit in (None, 2):
+        config = EngineConfig("x", enable_lora=True, multi_lora=str(path), max_loras=limit)
+        assert list(adapter_directories(config)) == ["a", "b"]
+    message = r"multi_lora\.json names 2 adapters but option max_loras is 1; all of them are in mem"
+    with pytest.raises(ConfigError, match=message):
+        adapter_directories(replace(config, max_loras=1))
+
+
+def test_adapters_need_a_list():
+    message = "^option enable_lora is true but multi_lora does not name a file$"
+    with pytest.raises(ConfigError, match=message):
+        adapter_directories(EngineConfig("x", enable_lora=True))
 
 
 def test_a_list_that_is_not_there_is_named(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from octavo.config import EngineConfig
 from octavo.errors import ConfigError, shown
 from octavo.model.checkpoint import read_json, some_names
 from octavo.model.lora_config import LoraConfig
@@ -35,6 +36,25 @@ class LowRankPair:
     """[rank, in] float32"""
     up: torch.Tensor
     """[out, rank] float32, with the adapter's factor."""
+
+
+def adapter_directories(config: EngineConfig) -> dict[str, Path]:
+    """Return the directory of each adapter of an engine by its name, in the order of their slots.
+
+    Raises:
+        ConfigError: the options contradict each other, or the list cannot be used.
+    """
+    if not config.enable_lora:
+        return {}
+    if config.multi_lora is None:
+        raise ConfigError("option enable_lora is true but multi_lora does not name a file")
+    directories = read_adapter_list(Path(config.multi_lora))
+    if config.max_loras is not None and len(directories) > config.max_loras:
+        raise ConfigError(
+            f"{config.multi_lora} names {len(directories):,} adapters but option max_loras is "
+            f"{config.max_loras:,}; all of them are in memory at once"
+        )
+    return directories
 
 
 def read_adapter_list(path: Path) -> dict[str, Path]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -23,7 +22,7 @@ from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.layer_weights import LayerWeights
 from octavo.model.layers import PackedLinear
 from octavo.model.lora import LowRank, LowRanks
-from octavo.model.lora_files import LoraFiles, read_adapter_list
+from octavo.model.lora_files import LoraFiles, adapter_directories
 from octavo.model.shard import ModelPart
 
 logger = logging.getLogger(__name__)
@@ -95,17 +94,9 @@ def read_adapters(
 
 def _open_all(config: EngineConfig, part: ModelPart) -> dict[str, LoraFiles]:
     """Return the files of each adapter, checked, by name."""
-    if config.multi_lora is None:
-        raise ConfigError("option enable_lora is true but multi_lora does not name a file")
-    directories = read_adapter_list(Path(config.multi_lora))
-    if config.max_loras is not None and len(directories) > config.max_loras:
-        raise ConfigError(
-            f"{config.multi_lora} names {len(directories):,} adapters but option max_loras is "
-            f"{config.max_loras:,}; all of them are in memory at once"
-        )
     shapes = _adaptable(part)
     all_files = {}
-    for name, directory in directories.items():
+    for name, directory in adapter_directories(config).items():
         try:
             all_files[name] = LoraFiles(directory, shapes, config.max_lora_rank)
         except ConfigError as error:

@@ -98,12 +98,24 @@ def test_a_rank_that_hangs_while_it_loads_is_named(make_options):
 
 
 def test_checkpoints_of_other_settings_or_sizes_differ(checkpoints, tmp_path):
-    own = fingerprint(checkpoints["llama"])
-    assert own == fingerprint(checkpoints["llama"])
-    assert own != fingerprint(checkpoints["qwen2"])
+    own = fingerprint(checkpoints["llama"], {})
+    assert own == fingerprint(checkpoints["llama"], {})
+    assert own != fingerprint(checkpoints["qwen2"], {})
     (tmp_path / "config.json").write_bytes((checkpoints["llama"] / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"\0")
-    assert own != fingerprint(tmp_path)
+    assert own != fingerprint(tmp_path, {})
+
+
+def test_adapters_of_other_names_order_or_sizes_differ(checkpoints, tmp_path):
+    for name, size in (("a", 1), ("b", 1), ("c", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_model.safetensors").write_bytes(bytes(size))
+    a, b, c = (tmp_path / name for name in "abc")
+    lists = [{}, {"x": a, "y": b}, {"y": a, "x": b}, {"x": a, "y": c}, {"x": a}]
+    assert len({fingerprint(checkpoints["llama"], each) for each in lists}) == 5
+    assert fingerprint(checkpoints["llama"], {"x": a}) == fingerprint(
+        checkpoints["llama"], {"x": b}
+    )
 
 
 @pytest.fixture

@@ -173,7 +173,7 @@ def test_a_node_finds_a_hub_checkpoint_by_the_variables_of_rank_zero(
     config = replace(make_ray_options(**TENSOR), model="tests/tiny")
     workers = Workers(RayLauncher(config))
     workers.start([Assignment(config, 1, "cpu", workers.host, 1, 1, 5.0)])
-    expected = Found(fingerprint(checkpoints["llama"]))
+    expected = Found(fingerprint(checkpoints["llama"], {}))
     assert workers.hear(Found, 60.0) == [(NAMES["tensor"], expected)]
     workers.end()
 

@@ -20,6 +20,7 @@ from octavo.executor.parallel.rank_messages import Assignment, Found, Loaded, Ra
 from octavo.executor.parallel.rendezvous import count_ranks_here, join_rendezvous
 from octavo.model.devices import use_device
 from octavo.model.location import checkpoint_directory
+from octavo.model.lora_files import adapter_directories
 from octavo.model.process_groups import ProcessGroups
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ def _serve(assignment: Assignment, host: str, connection: Connection, steps: Ste
         trust_remote_code=config.trust_remote_code,
         allow_pickle=config.allow_pickle,
     )
-    connection.send(Found(fingerprint(directory)))
+    connection.send(Found(fingerprint(directory, adapter_directories(config))))
     rendezvous = join_rendezvous(assignment, host)
     groups = ProcessGroups(assignment.shard, device, rendezvous)
     try:

@@ -36,6 +36,7 @@ from octavo.host_resources import usable_cores
 from octavo.model.devices import rank_devices, use_device
 from octavo.model.loader import read_spec
 from octavo.model.location import checkpoint_directory
+from octavo.model.lora_files import adapter_directories
 from octavo.model.process_groups import ProcessGroups, Rendezvous
 from octavo.model.shard import ModelPart, Shard
 from octavo.model.tiers import choose_tier
@@ -97,6 +98,7 @@ class RankZero:
                 if found.fingerprint != own_fingerprint:
                     raise ConfigError(
                         f"{name} and rank 0 see different checkpoints: {config.model}"
+                        + (f", or adapters: {config.multi_lora}" if config.enable_lora else "")
                     )
             self._load(config, shard, rendezvous, device)
         except BaseException:
@@ -267,7 +269,7 @@ class RankZero:
 
 
 def _look_at(config: EngineConfig) -> tuple[Shard, str]:
-    """Return rank zero's place and what its checkpoint looks like, before others are started."""
+    """Return rank zero's place and what its files look like, before others are started."""
     directory = checkpoint_directory(
         config.model,
         trust_remote_code=config.trust_remote_code,
@@ -277,7 +279,7 @@ def _look_at(config: EngineConfig) -> tuple[Shard, str]:
     spec = read_spec(directory, trust_remote_code=config.trust_remote_code)
     shard = Shard.of(0, config.tensor_parallel_size, config.pipeline_parallel_size)
     ModelPart.of(spec, shard)
-    return shard, fingerprint(directory)
+    return shard, fingerprint(directory, adapter_directories(config))
 
 
 def _end(workers: Workers, opened: ExitStack) -> None:
