@@ -177,15 +177,12 @@ class RayLauncher:
         self._take_in(names)
         self._ranks.sort(key=lambda rank: rank.rank)
         self._steps = TcpSteps([rank.connection for rank in self._ranks])
-        handed_over = _handed_over(os.environ)
+        handed_over, config = _handed_over(os.environ), with_absolute_model(config)
         for rank, assignment in zip(self._ranks, assignments, strict=True):
             logger.info("process %d of %s started", rank.pid, rank.name)
-            # A path counts from this process's folder, which other nodes may not have.
-            model = config.model
-            model = str(Path(model).resolve()) if Path(model).exists() else model
             with suppress(OSError):  # who is gone is noticed when it is heard
                 rank.connection.send(handed_over)
-                rank.connection.send(replace(assignment, config=replace(config, model=model)))
+                rank.connection.send(replace(assignment, config=config))
         return tuple(self._ranks)
 
     def send_step(self, message: bytes, timeout_s: float) -> None:
@@ -249,6 +246,12 @@ class RayLauncher:
                     connection.recv_bytes()
                 except (EOFError, OSError):
                     waiting.remove(connection)
+
+
+def with_absolute_model(config: EngineConfig) -> EngineConfig:
+    """Return the same options, with a path that does not count from this process's folder."""
+    path = Path(config.model)
+    return replace(config, model=str(path.resolve())) if path.exists() else config
 
 
 def _handed_over(environment: Mapping[str, str]) -> dict[str, str]:
