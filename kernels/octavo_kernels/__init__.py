@@ -54,6 +54,11 @@ from octavo_kernels.rms_norm import (
     rms_norm_reference,
 )
 from octavo_kernels.sample import sample, sample_reference
+from octavo_kernels.shared_exchange import (
+    SharedExchange,
+    exchanges_in_memory,
+    sum_in_order_reference,
+)
 from octavo_kernels.silu_and_mul import silu_and_mul, silu_and_mul_reference
 from octavo_kernels.token_logprobs import token_logprobs, token_logprobs_reference
 from octavo_kernels.top_logprobs import TopLogprobs, top_logprobs, top_logprobs_reference
@@ -71,6 +76,7 @@ __all__ = [
     "PackedWeight",
     "Penalties",
     "SamplingRows",
+    "SharedExchange",
     "SharedParts",
     "TopLogprobs",
     "add_rms_norm",
@@ -81,6 +87,7 @@ __all__ = [
     "apply_rope_reference",
     "apply_token_bitmask",
     "apply_token_bitmask_reference",
+    "exchanges_in_memory",
     "gather_blocks",
     "gather_blocks_reference",
     "gelu_and_mul",
@@ -112,6 +119,7 @@ __all__ = [
     "scatter_blocks_reference",
     "silu_and_mul",
     "silu_and_mul_reference",
+    "sum_in_order_reference",
     "token_logprobs",
     "token_logprobs_reference",
     "top_logprobs",

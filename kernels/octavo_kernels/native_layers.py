@@ -35,8 +35,9 @@ from octavo_kernels.attention import (
 )
 from octavo_kernels.native_attention import NativeAttention
 from octavo_kernels.packed_linear import NativeLinear, PackedWeight
+from octavo_kernels.shared_exchange import SharedExchange
 
-_WRITE = 1  # as Stage in layers.cpp
+_WRITE, _SUM = 1, 3  # as Stage in layers.cpp
 
 
 class _Model(ctypes.Structure):
@@ -67,7 +68,7 @@ class _Step(ctypes.Structure):
         ("cache", CacheShape),
         *[
             (name, ctypes.c_void_p)
-            for name in "storage residual hidden heads attended active sum".split()
+            for name in "storage residual hidden heads attended active sum exchange".split()
         ],
     ]
 
@@ -108,6 +109,8 @@ class SharedParts:
     sum_hidden_: Callable[[torch.Tensor], None] | None = None
     """Adds to what `o` and `down` make, [num_tokens, hidden], what others make of the same layers,
     in place; None where there are no others."""
+    exchange: SharedExchange | None = None
+    """What `sum_hidden_` adds through, if that is all it does: it need not be called then."""
 
 
 class NativeLayers:
@@ -178,18 +181,19 @@ class NativeLayers:
             *(cache.storage.data_ptr(), residual.data_ptr()),
             *[memory.data_ptr() for memory in self._scratch],
         )
-        hidden, sum_ = self._scratch[0][:num_tokens], self._shared.sum_hidden_
-        invalid = ctypes.c_int64(-1)
-        summing: AbstractContextManager[int | None] = nullcontext()
-        if sum_ is not None:
-            summing = native_callback(functools.partial(sum_, hidden))
-        with summing as step.sum:
+        hidden, invalid = self._scratch[0][:num_tokens], ctypes.c_int64(-1)
+        exchange = self._shared.exchange
+        if exchange is not None:
+            step.exchange = ctypes.addressof(exchange.native)
+        with self._summing(hidden) as step.sum:
             stage = self._library.octavo_run_layers(
                 ctypes.byref(self._model),
                 *(ctypes.byref(self._layers), len(self._parts)),
                 *(ctypes.byref(step), ctypes.byref(invalid)),
                 torch.get_num_threads(),
             )
+        if stage == _SUM and exchange is not None:
+            exchange.raise_failure()
         if stage == _WRITE:
             raise write_error(
                 *(positions, metadata.slot_mapping, invalid.value),
@@ -198,6 +202,13 @@ class NativeLayers:
         if stage:
             raise metadata_error(invalid.value, num_tokens, cache.num_blocks)
         return hidden
+
+    def _summing(self, hidden: torch.Tensor) -> AbstractContextManager[int | None]:
+        """Let native code call `sum_hidden_` meanwhile, where it must."""
+        sum_ = self._shared.sum_hidden_
+        if sum_ is None or self._shared.exchange is not None:
+            return nullcontext()
+        return native_callback(functools.partial(sum_, hidden))
 
     def _allocate(self, num_tokens: int) -> list[torch.Tensor]:
         """Return memory for a step: hidden, heads, attended and active."""

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+from octavo_kernels import SharedExchange
+
 
 class Collectives(Protocol):
     """The operations of one rank's tensor group.
@@ -21,6 +23,9 @@ class Collectives(Protocol):
     """Place in the group."""
     size: int
     """Ranks in the group."""
+    exchange: SharedExchange | None
+    """The memory that `sum_` goes through, for native code that sums by itself; None if it goes
+    another way."""
 
     def sum_(self, partial: torch.Tensor) -> None:
         """Replace each rank's tensor by the sum over all ranks, to the same bits everywhere.
@@ -45,6 +50,7 @@ class Alone:
 
     rank = 0
     size = 1
+    exchange: SharedExchange | None = None
 
     def sum_(self, partial: torch.Tensor) -> None:
         """Leave the only term as it is."""

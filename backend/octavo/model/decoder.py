@@ -65,8 +65,7 @@ class Decoder:
         self._collectives = collectives
         self._low_ranks = low_ranks
         is_whole = collectives.size == 1
-        sum_ = None if is_whole else collectives.sum_
-        self._native = native_layers(spec, weights.layers, attention, sum_)
+        self._native = native_layers(spec, weights.layers, attention, collectives)
         self._vocabulary = None if is_whole else DividedVocabulary(spec.vocab_size, collectives)
 
     @property

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from octavo.model.blocks import GatedMlp
+from octavo.model.collectives import Collectives
 from octavo.model.layer_weights import LayerWeights
 from octavo.model.norms import Norm, RmsNorm
 from octavo.model.spec import ModelSpec
@@ -23,7 +24,7 @@ def native_layers(
     spec: ModelSpec,
     layers: Sequence[LayerWeights],
     attention: AttentionBackend,
-    sum_hidden_: Callable[[torch.Tensor], None] | None,
+    collectives: Collectives,
 ) -> NativeLayers | None:
     """Return the layers as one native call, or None where they run operation by operation.
 
@@ -31,7 +32,7 @@ def native_layers(
         spec: of the part.
         layers: of the part.
         attention: owner of the cache.
-        sum_hidden_: adds what other ranks make of the same layers; None where there are none.
+        collectives: of the tensor group that shares the layers.
     """
     cos_sin = layers[0].attention.cos_sin
     parts = [_layer_parts(layer) for layer in layers]
@@ -43,7 +44,11 @@ def native_layers(
     ):
         return None
     shared = SharedParts(
-        eps=spec.norm.eps, scale=spec.attention_scale, cos_sin=cos_sin, sum_hidden_=sum_hidden_
+        eps=spec.norm.eps,
+        scale=spec.attention_scale,
+        cos_sin=cos_sin,
+        sum_hidden_=None if collectives.size == 1 else collectives.sum_,
+        exchange=collectives.exchange,
     )
     found = [part for part in parts if part is not None]
     return make_native_layers(attention, shared, found) if len(found) == len(parts) else None

@@ -1,16 +1,15 @@
 """`ProcessGroups`: the ranks of a tensor group and the stages of a pipeline over torch.distributed.
 
 The groups are this object's own, not torch's global one, so that several engines of one process are
-apart. gloo moves the bytes of a CPU, and is done when a call returns. NCCL moves those of CUDA
-devices: a call queues its work, the device's current stream waits for what comes in, and the host
-for nothing; so a rank that is gone shows by work that never ends, which whoever waits for the
-device must notice. Each pair of neighbouring stages has a group of its own, as NCCL would else let
+apart. gloo moves the bytes of a CPU, or a memory that the ranks of a tensor group share on one
+machine; that is done when a call returns. NCCL moves those of CUDA devices: a call queues its work,
+the device's current stream waits for what comes in, and the host for nothing; so a rank that is
+gone shows by work that never ends, which whoever waits for the device must notice. Each pair of neighbouring stages has a group of its own, as NCCL would else let
 what a stage sends wait for what it receives. Knows nothing of models or steps.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -29,6 +28,8 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 
 from octavo.errors import EngineError
 from octavo.model.shard import Shard
+from octavo.model.shared_memory import share_memory
+from octavo_kernels import SharedExchange, sum_in_order_reference
 
 #: Times the limit after which torch ends a process whose work on a GPU does not: whoever knows the
 #: ranks shall come first, and say which of them it is.
@@ -63,8 +64,7 @@ class ProcessGroups:
 
     def __init__(self, shard: Shard, device: torch.device, rendezvous: Rendezvous) -> None:
         self.rank, self.size = shard.tp_rank, shard.tp_size
-        self.sent_bytes = 0
-        """What this rank has sent to others since the start."""
+        self._sent_bytes = 0
         self._shard = shard
         ranks = [rank for rank in range(self.size) if rank != self.rank]
         self._peers = {rank: replace(shard, tp_rank=rank) for rank in ranks}
@@ -73,7 +73,8 @@ class ProcessGroups:
         place, stage = shard.tp_rank, shard.pp_stage
         self._tensor_group = self._before = self._after = None
         try:
-            if shard.tp_size > 1:
+            self.exchange = self._share_memory(f"memory-{stage}", device, rendezvous)
+            if shard.tp_size > 1 and self.exchange is None:
                 self._tensor_group = _open(
                     f"tensor-{stage}", place, shard.tp_size, device, rendezvous
                 )
@@ -88,18 +89,29 @@ class ProcessGroups:
                 f"within {rendezvous.timeout_s:g} s: {_reason(error)}"
             ) from error
 
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank has sent to others since the start."""
+        if self.exchange is None:
+            return self._sent_bytes
+        return self._sent_bytes + (self.size - 1) * self.exchange.sent_bytes
+
     def sum_(self, partial: torch.Tensor) -> None:
         """Replace partial sums by their sum; see Collectives."""
         if self.size == 1:
             return
-        parts = self._exchange(partial)
-        partial.copy_(functools.reduce(torch.add, parts[1:], parts[0].float()))
+        if self.exchange is not None:
+            self.exchange.sum_(partial)
+            return
+        partial.copy_(sum_in_order_reference(self._exchange(partial)))
 
     def gather(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Return the parts of all ranks on rank 0; see Collectives."""
+        self._sent_bytes += part.nbytes if self.rank else 0
+        if self.exchange is not None:
+            return self.exchange.gather(part)
         group: Any = self._tensor_group
         if self.rank:
-            self.sent_bytes += part.nbytes
             with self._losing(self._peers[0]):
                 group.send([part], 0, 0).wait()
             return []
@@ -122,7 +134,7 @@ class ProcessGroups:
         Args:
             residual: contiguous; must not be written to afterwards.
         """
-        self.sent_bytes += residual.nbytes
+        self._sent_bytes += residual.nbytes
         stage = self._shard.pp_stage + 1
         with self._losing(replace(self._shard, pp_stage=stage)):
             # No more steps than stages are under way, so the oldest of these has been asked for.
@@ -139,9 +151,23 @@ class ProcessGroups:
             group.recv([out], 0, 0).wait()
         return out
 
+    def _share_memory(
+        self, name: str, device: torch.device, rendezvous: Rendezvous
+    ) -> SharedExchange | None:
+        """Return the memory of the tensor group, where it can have one."""
+        if self.size == 1 or device.type != "cpu":
+            return None
+        shard, peers = self._shard, self._peers
+
+        def lost(rank: int, reason: str) -> EngineError:
+            return EngineError(f"{shard} lost {peers[rank]}: {reason}")
+
+        store = PrefixStore(name, rendezvous.store)
+        return share_memory(store, self.rank, self.size, rendezvous.timeout_s, lost)
+
     def _exchange(self, partial: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all ranks, in order."""
-        self.sent_bytes += (self.size - 1) * partial.nbytes
+        self._sent_bytes += (self.size - 1) * partial.nbytes
         together = partial.new_empty((self.size, *partial.shape))
         parts: list[torch.Tensor] = list(together)
         group: Any = self._tensor_group

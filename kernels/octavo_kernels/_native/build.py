@@ -23,13 +23,14 @@ _SOURCES = tuple(
     f"{name}.cpp"
     for name in (
         "rowwise kv_cache attention linear linear_int8 embedding layers sample logits"
+        " shared_exchange"
     ).split()
 )
 _HEADERS = tuple(
     f"{name}.h"
     for name in (
         "vector elements activation kv_cache rope attention_tile attention_items linear linear_tile"
-        " linear_int8 operations logits"
+        " linear_int8 operations logits shared_exchange"
     ).split()
 )
 _OPTIONS = (

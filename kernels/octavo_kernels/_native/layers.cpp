@@ -7,6 +7,7 @@
 #include "elements.h"
 #include "linear.h"
 #include "operations.h"
+#include "shared_exchange.h"
 
 namespace {
 
@@ -36,7 +37,8 @@ struct Step {
     void* heads;              // [tokens, (q_heads + 2 kv_heads) * head_dim]
     void* attended;           // [tokens, q_heads * head_dim]
     void* active;             // [tokens, inner]
-    int (*sum)();             // adds what others have of hidden; 0 to go on, or null for no others
+    int (*sum)();             // adds what others have of hidden; 0 to go on, or null
+    SharedExchange* exchange;  // does the same, or null; without either there are no others
 };
 
 enum Stage { kWrite = 1, kAttention = 2, kSum = 3 };
@@ -72,7 +74,14 @@ struct Runner {
     }
 
     // Returns kSum if the layers are to stop there, or 0.
-    int sum() const { return step.sum && step.sum() ? kSum : 0; }
+    int sum() const {
+        if (step.exchange) {
+            const int64_t count = tokens() * model.hidden;
+            const int element = static_cast<int>(model.element);
+            return octavo_shared_sum(element, step.exchange, step.hidden, count) ? kSum : 0;
+        }
+        return step.sum && step.sum() ? kSum : 0;
+    }
 
     // Returns the stage that found `*invalid` to point outside an array, or 0.
     int attend(const Layer& layer, int64_t index, int64_t* invalid) const {

@@ -55,6 +55,8 @@ _SIGNATURES: dict[str, tuple[type[Any] | None, tuple[type[Any], ...]]] = {
     ),
     "octavo_embedding": (_SIZE, (_INT, *[_POINTER] * 2, _SIZE, _POINTER, _INT)),
     "octavo_run_layers": (_INT, (*[_POINTER] * 2, _SIZE, *[_POINTER] * 2, _INT)),
+    "octavo_shared_sum": (_INT, (_INT, *[_POINTER] * 2, _SIZE)),
+    "octavo_shared_gather": (_INT, (*[_POINTER] * 3, _SIZE)),
     "octavo_greedy": (None, (*[_POINTER] * 2, *[_SIZE] * 3, _INT)),
     "octavo_sample": (None, (*[_POINTER] * 8, *[_SIZE] * 3, _INT)),
     "octavo_token_logprobs": (None, (*[_POINTER] * 4, *[_SIZE] * 4, _INT)),
