@@ -182,10 +182,13 @@ class NativeLayers:
             *[memory.data_ptr() for memory in self._scratch],
         )
         hidden, invalid = self._scratch[0][:num_tokens], ctypes.c_int64(-1)
-        exchange = self._shared.exchange
+        sum_, exchange = self._shared.sum_hidden_, self._shared.exchange
+        summing: AbstractContextManager[int | None] = nullcontext()
         if exchange is not None:
             step.exchange = ctypes.addressof(exchange.native)
-        with self._summing(hidden) as step.sum:
+        elif sum_ is not None:
+            summing = native_callback(functools.partial(sum_, hidden))
+        with summing as step.sum:
             stage = self._library.octavo_run_layers(
                 ctypes.byref(self._model),
                 *(ctypes.byref(self._layers), len(self._parts)),
@@ -202,13 +205,6 @@ class NativeLayers:
         if stage:
             raise metadata_error(invalid.value, num_tokens, cache.num_blocks)
         return hidden
-
-    def _summing(self, hidden: torch.Tensor) -> AbstractContextManager[int | None]:
-        """Let native code call `sum_hidden_` meanwhile, where it must."""
-        sum_ = self._shared.sum_hidden_
-        if sum_ is None or self._shared.exchange is not None:
-            return nullcontext()
-        return native_callback(functools.partial(sum_, hidden))
 
     def _allocate(self, num_tokens: int) -> list[torch.Tensor]:
         """Return memory for a step: hidden, heads, attended and active."""
@@ -241,13 +237,11 @@ class NativeLayers:
                 )
         if not layer.gate_up.is_gated:
             raise ValueError("native_layers: gate_up must be packed as gated")
-        for name in ("input_norm", "mlp_norm"):
-            check_tensor(
-                f"native_layers: {name}", getattr(layer, name), (self._hidden,), dtypes=float32
-            )
-        for name, norm in (("q_norm", layer.q_norm), ("k_norm", layer.k_norm)):
-            if norm is not None:
-                check_tensor(f"native_layers: {name}", norm, (head_dim,), dtypes=float32)
+        hidden, head = (self._hidden,), (head_dim,)
+        norms = {"input_norm": hidden, "mlp_norm": hidden, "q_norm": head, "k_norm": head}
+        for name, shape in norms.items():
+            if (norm := getattr(layer, name)) is not None:
+                check_tensor(f"native_layers: {name}", norm, shape, dtypes=float32)
         if layer.sinks is not None:
             check_tensor("native_layers: sinks", layer.sinks, (self._heads,), dtypes=float32)
 

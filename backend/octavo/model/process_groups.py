@@ -4,8 +4,9 @@ The groups are this object's own, not torch's global one, so that several engine
 apart. gloo moves the bytes of a CPU, or a memory that the ranks of a tensor group share on one
 machine; that is done when a call returns. NCCL moves those of CUDA devices: a call queues its work,
 the device's current stream waits for what comes in, and the host for nothing; so a rank that is
-gone shows by work that never ends, which whoever waits for the device must notice. Each pair of neighbouring stages has a group of its own, as NCCL would else let
-what a stage sends wait for what it receives. Knows nothing of models or steps.
+gone shows by work that never ends, which whoever waits for the device must notice. Each pair of
+neighbouring stages has a group of its own, as NCCL would else let what a stage sends wait for what
+it receives. Knows nothing of models or steps.
 """
 
 from __future__ import annotations
