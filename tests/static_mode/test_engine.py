@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -260,3 +262,16 @@ def test_a_model_that_fails_in_a_batch_ends_the_engine_with_its_error(
     monkeypatch.setattr("transformers.MambaForCausalLM.forward", fail)
     with pytest.raises(MemoryError, match=r"^no more$"):
         engine.step()
+
+
+def test_an_engine_that_is_dropped_in_a_batch_takes_its_thread_along(
+    checkpoint: Callable[[str], Path],
+) -> None:
+    before = threading.active_count()
+    engine = StaticEngine.load(EngineConfig(str(checkpoint("mpt")), cpu_threads=1, device="cpu"))
+    engine.add(make_request(engine, "a", PROMPTS[0]))
+    engine.step()
+    assert threading.active_count() > before
+    del engine
+    gc.collect()
+    assert threading.active_count() == before

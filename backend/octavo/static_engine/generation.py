@@ -9,8 +9,9 @@ and who steps may stop between two tokens. Knows nothing of sequences or samplin
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 import torch
@@ -18,6 +19,8 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from octavo.model.devices import use_device
 from octavo.model.pretrained import PretrainedModel
+
+_END_TIMEOUT_S = 5.0
 
 #: Stands where a row has no token: nothing attends to it.
 PADDING_ID = 0
@@ -49,6 +52,26 @@ class _Batch:
     """That are generated of any row."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """What the thread of `generate` and whoever steps hand to each other."""
+
+    batches: SimpleQueue[_Batch | None] = field(default_factory=SimpleQueue)
+    """None ends the thread."""
+    logits: SimpleQueue[torch.Tensor | Exception | None] = field(default_factory=SimpleQueue)
+    """Of each step; in the end, why there are no more: an error, or None when it was asked for."""
+    tokens: SimpleQueue[torch.Tensor | None] = field(default_factory=SimpleQueue)
+    """Drawn from them; None ends the batch."""
+
+    def process(self, _: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Hand on logits [rows, vocab], and return others in which only the tokens drawn stand."""
+        self.logits.put(logits)
+        drawn = self.tokens.get()
+        if drawn is None:
+            raise _Left
+        return torch.full_like(logits, -torch.inf).scatter_(1, drawn[:, None], 0.0)
+
+
 class Generation:
     """Batches of one model, one at a time: `begin`, `step` again and again, `leave`.
 
@@ -56,17 +79,21 @@ class Generation:
     """
 
     def __init__(self, model: PretrainedModel) -> None:
-        self._model = model
         given = model.module.generation_config
         model.module.generation_config = GenerationConfig(
             **{name: getattr(given, name, None) for name in _OF_THE_MODEL}
         )
-        self._batches: SimpleQueue[_Batch] = SimpleQueue()
-        self._logits: SimpleQueue[torch.Tensor | Exception | None] = SimpleQueue()
-        self._tokens: SimpleQueue[torch.Tensor | None] = SimpleQueue()
+        self._pads_left = not model.is_encoder_decoder
+        self._device = model.device
+        self._exchange = _Exchange()
         self._is_under_way = False
-        # One thread for all batches: each thread that computes gets helpers of its own.
-        threading.Thread(target=self._run, name="generate", daemon=True).start()
+        # One thread for all batches: each thread that computes gets helpers of its own. It knows
+        # nothing of this object, so that the model goes with it.
+        thread = threading.Thread(
+            target=_run, args=(model, self._exchange), name="generate", daemon=True
+        )
+        thread.start()
+        weakref.finalize(self, _end, self._exchange, thread)
 
     def begin(self, prompts: Sequence[Sequence[int]], most_tokens: int) -> torch.Tensor:
         """Compute prompts, one a row, of which each gets at most `most_tokens`.
@@ -75,24 +102,24 @@ class Generation:
             logits [rows, vocab] float32 of what follows each, which the caller may change.
         """
         assert not self._is_under_way, "the batch before has not been left"
-        self._batches.put(self._pad(prompts, most_tokens))
+        self._exchange.batches.put(self._pad(prompts, most_tokens))
         self._is_under_way = True
         return self._next()
 
     def step(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Compute one token of each row; return the logits that follow, as `begin` does."""
-        self._tokens.put(torch.tensor(token_ids, device=self._model.device))
+        self._exchange.tokens.put(torch.tensor(token_ids, device=self._device))
         return self._next()
 
     def leave(self) -> None:
         """End the batch, if one is under way, and free what it holds."""
         if self._is_under_way:
             self._is_under_way = False
-            self._tokens.put(None)
-            self._logits.get()
+            self._exchange.tokens.put(None)
+            self._exchange.logits.get()
 
     def _next(self) -> torch.Tensor:
-        answer = self._logits.get()
+        answer = self._exchange.logits.get()
         if isinstance(answer, torch.Tensor):
             return answer
         self._is_under_way = False
@@ -104,39 +131,39 @@ class Generation:
         token_ids = torch.full((len(prompts), longest), PADDING_ID)
         mask = torch.zeros_like(token_ids)
         for row, prompt in enumerate(prompts):
-            start = 0 if self._model.is_encoder_decoder else longest - len(prompt)
+            start = longest - len(prompt) if self._pads_left else 0
             token_ids[row, start : start + len(prompt)] = torch.tensor(prompt)
             mask[row, start : start + len(prompt)] = 1
-        device = self._model.device
-        return _Batch(token_ids.to(device), mask.to(device), most_tokens)
+        return _Batch(token_ids.to(self._device), mask.to(self._device), most_tokens)
 
-    def _run(self) -> None:
-        use_device(self._model.device)
-        while True:
-            batch = self._batches.get()
-            try:
-                self._generate(batch)
-            except _Left:
-                self._logits.put(None)
-            except Exception as error:
-                self._logits.put(error)
-            else:
-                self._logits.put(None)
 
-    def _generate(self, batch: _Batch) -> None:
-        self._model.module.generate(
-            batch.token_ids,
-            attention_mask=batch.mask,
-            generation_config=GenerationConfig(
-                max_new_tokens=batch.most_tokens, do_sample=False, pad_token_id=PADDING_ID
-            ),
-            logits_processor=LogitsProcessorList([self._exchange]),
-        )
+def _run(model: PretrainedModel, exchange: _Exchange) -> None:
+    use_device(model.device)
+    while (batch := exchange.batches.get()) is not None:
+        end: Exception | None = None
+        try:
+            _generate(model, batch, exchange)
+        except _Left:
+            pass
+        except Exception as error:
+            end = error
+        exchange.logits.put(end)
 
-    def _exchange(self, token_ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Hand on logits [rows, vocab], and return others in which only the tokens drawn stand."""
-        self._logits.put(logits)
-        drawn = self._tokens.get()
-        if drawn is None:
-            raise _Left
-        return torch.full_like(logits, -torch.inf).scatter_(1, drawn[:, None], 0.0)
+
+def _generate(model: PretrainedModel, batch: _Batch, exchange: _Exchange) -> None:
+    model.module.generate(
+        batch.token_ids,
+        attention_mask=batch.mask,
+        generation_config=GenerationConfig(
+            max_new_tokens=batch.most_tokens, do_sample=False, pad_token_id=PADDING_ID
+        ),
+        logits_processor=LogitsProcessorList([exchange.process]),
+    )
+
+
+def _end(exchange: _Exchange, thread: threading.Thread) -> None:
+    """End the thread, and a batch that is under way; a model that hangs is left behind."""
+    exchange.tokens.put(None)
+    exchange.batches.put(None)
+    if thread is not threading.current_thread():
+        thread.join(_END_TIMEOUT_S)
