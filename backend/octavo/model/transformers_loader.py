@@ -7,16 +7,13 @@ Knows nothing of any architecture.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModelForCausalLM
 
 from octavo.adapter import Adapter
 from octavo.config import EngineConfig
@@ -31,6 +28,7 @@ from octavo.model.loader import (
 )
 from octavo.model.packed_modules import PackedModule, pack_modules
 from octavo.model.paged_check import TOLERANCES, PagedCheck
+from octavo.model.pretrained_weights import load_weights
 from octavo.model.row_independence import make_rows_independent
 from octavo.model.transformers_model import TransformersInfo, TransformersModel
 from octavo.model.transformers_trace import TracedModel
@@ -38,7 +36,6 @@ from octavo_kernels import AttentionBackend, KVCacheShape, make_attention_backen
 
 logger = logging.getLogger(__name__)
 
-_NAMES_SHOWN = 4
 #: What 8-bit weights may add to the difference that a dtype makes.
 _INT8_TOLERANCE = 0.3
 
@@ -71,8 +68,16 @@ def load_transformers_model(
     (device,) = rank_devices(config)
     dtype = _dtype(config, directory, traced)
     check_quantization(config.quantization, dtype, device)
-    read = _draw if config.load_format == "dummy" else _read
-    model = read(config, directory, traced, dtype).eval().to(device)
+    model = load_weights(
+        AutoModelForCausalLM,
+        directory,
+        traced.config,
+        config,
+        dtype=dtype,
+        attn_implementation="eager",
+        experts_implementation="eager",
+    )
+    model = model.eval().to(device)
     vocab_size = model.get_output_embeddings().weight.shape[0]
     check = PagedCheck(model, vocab_size, max_model_len, device)
     make_linear = partial(
@@ -119,75 +124,6 @@ def _compare(check: PagedCheck, decoder: TransformersModel, tolerance: float) ->
         )
 
 
-def _read(
-    config: EngineConfig, directory: Path, traced: TracedModel, dtype: torch.dtype
-) -> PreTrainedModel:
-    """Return the model with the checkpoint's weights.
-
-    Raises:
-        ConfigError: tensors are missing, of a wrong shape or not the model's, or cannot be read.
-    """
-    try:
-        with _no_progress_bars():
-            model, info = AutoModelForCausalLM.from_pretrained(
-                directory,
-                config=traced.config,
-                dtype=dtype,
-                attn_implementation="eager",
-                experts_implementation="eager",
-                trust_remote_code=config.trust_remote_code,
-                use_safetensors=any(directory.glob("*.safetensors")),
-                local_files_only=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
-    except Exception as error:  # whatever the code of hundreds of models raises
-        raise ConfigError(
-            f"transformers cannot load {directory}: {type(error).__name__}: {error}"
-        ) from None
-    _check_tensors(directory, info)
-    loaded: PreTrainedModel = model
-    return loaded
-
-
-def _draw(
-    config: EngineConfig, directory: Path, traced: TracedModel, dtype: torch.dtype
-) -> PreTrainedModel:
-    """Return the model with weights drawn at random, always the same."""
-    logger.warning("weights of %s are drawn at random: its answers mean nothing", directory)
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            traced.config,
-            dtype=dtype,
-            attn_implementation="eager",
-            experts_implementation="eager",
-            trust_remote_code=config.trust_remote_code,
-        )
-    return model
-
-
-def _check_tensors(directory: Path, info: dict[str, Any]) -> None:
-    """Refuse a checkpoint whose tensors are not exactly the model's."""
-    faults = {
-        "missing": sorted(info["missing_keys"]),
-        "unexpected": sorted(info["unexpected_keys"]),
-        "wrong shape": [
-            f"{name} {list(found)} instead of {list(wanted)}"
-            for name, found, wanted in sorted(info["mismatched_keys"])
-        ],
-        "damaged": sorted(info["error_msgs"]),
-    }
-    texts = [f"{fault}: {_some(names)}" for fault, names in faults.items() if names]
-    if texts:
-        raise ConfigError(f"the tensors in {directory} do not fit its config; {'; '.join(texts)}")
-
-
-def _some(names: list[str]) -> str:
-    rest = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-
-
 def _dtype(config: EngineConfig, directory: Path, traced: TracedModel) -> torch.dtype:
     """Return the dtype of the weights; a checkpoint's files are opened, and damage is found."""
     checkpoint = None
@@ -209,16 +145,3 @@ def _dtype(config: EngineConfig, directory: Path, traced: TracedModel) -> torch.
 
 def _not_packed(model: torch.nn.Module, names: frozenset[str]) -> list[str]:
     return [n for n in sorted(names) if not isinstance(model.get_submodule(n), PackedModule)]
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Keep transformers' bars out of a log."""
-    if not transformers_logging.is_progress_bar_enabled():
-        yield
-        return
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.enable_progress_bar()

@@ -17,20 +17,16 @@ import torch
 
 from octavo.adapter import Adapter
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError
 from octavo.executor.prompt_scores import PromptScores
 from octavo.host_resources import usable_cores
 from octavo.model.devices import use_device
-from octavo.model.pretrained import PretrainedModel, load_pretrained
+from octavo.model.pretrained import load_pretrained
 from octavo.scheduler.output import SchedulerOutput
 from octavo.scheduler.preemption import PreemptionCosts
 from octavo.sequence import Sequence
 from octavo.static_engine.generation import PADDING_ID, Generation
 from octavo.static_engine.memory import choose_num_blocks, measure_row
 from octavo.static_engine.trial import BatchKind, find_batch_kind
-
-#: Of a model without a limit of its own, in tokens, unless `max_model_len` says more.
-DEFAULT_CONTEXT = 4096
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +54,9 @@ class StaticRunner:
         self.is_encoder_decoder = model.is_encoder_decoder
         self.eos_token_ids = model.eos_token_ids
         self.vocab_size = model.module.get_input_embeddings().weight.shape[0]
-        self.max_prompt_len = _context(config, model)
-        """Tokens that a prompt may have; those of an answer are as many, or share them."""
-        self.max_model_len = self.max_prompt_len * (1 + self.is_encoder_decoder)
+        self.max_prompt_len = model.max_model_len
+        """Tokens that a prompt may have; those of an answer share them, or are as many."""
+        self.max_model_len = model.max_model_len * (1 + self.is_encoder_decoder)
         self._generation = Generation(model)
         self.batch_kind = find_batch_kind(self._generation, self.vocab_size, model.module.dtype)
         row = measure_row(model)
@@ -153,12 +149,3 @@ class StaticRunner:
 
 def _name(sequence: Sequence) -> tuple[str, int]:
     return sequence.request_id, sequence.index
-
-
-def _context(config: EngineConfig, model: PretrainedModel) -> int:
-    wanted, context = config.max_model_len, model.context
-    if wanted is not None and context is not None and wanted > context:
-        raise ConfigError(
-            f"option max_model_len is {wanted} but the model's context is {context} tokens"
-        )
-    return wanted or context or DEFAULT_CONTEXT

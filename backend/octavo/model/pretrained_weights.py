@@ -1,0 +1,112 @@
+"""Has transformers read the weights of one of its models, and holds it to every tensor.
+
+It knows what each architecture's tensors have been called over the years. Knows nothing of any
+architecture, or of how a model is run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from octavo.config import EngineConfig
+from octavo.errors import ConfigError
+
+_NAMES_SHOWN = 4
+
+logger = logging.getLogger(__name__)
+
+
+def load_weights(
+    factory: Any,
+    directory: Path,
+    hf_config: PreTrainedConfig,
+    config: EngineConfig,
+    **how: Any,
+) -> PreTrainedModel:
+    """Return a model with the checkpoint's weights, or with random ones for `load_format: dummy`.
+
+    Args:
+        factory: of transformers, such as `AutoModelForCausalLM`.
+        directory: the checkpoint.
+        hf_config: its config.
+        config: the engine's options.
+        how: what the factory is to be told beside, a `dtype` among it.
+
+    Raises:
+        ConfigError: tensors are missing, of a wrong shape or not the model's, or cannot be read.
+    """
+    how["trust_remote_code"] = config.trust_remote_code
+    try:
+        if config.load_format == "dummy":
+            return _draw(factory, directory, hf_config, how)
+        with _no_progress_bars():
+            model, info = factory.from_pretrained(
+                directory,
+                config=hf_config,
+                use_safetensors=any(directory.glob("*.safetensors")),
+                local_files_only=True,
+                # Refused below, by name.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **how,
+            )
+    except Exception as error:  # whatever the code of hundreds of models raises
+        raise ConfigError(
+            f"transformers cannot load {directory}: {type(error).__name__}: {error}"
+        ) from None
+    _check_tensors(directory, info)
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _draw(
+    factory: Any, directory: Path, hf_config: PreTrainedConfig, how: dict[str, Any]
+) -> PreTrainedModel:
+    """Return the model with weights that are always the same."""
+    logger.warning("weights of %s are drawn at random: its answers mean nothing", directory)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model: PreTrainedModel = factory.from_config(hf_config, **how)
+    return model
+
+
+def _check_tensors(directory: Path, info: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose tensors are not exactly the model's."""
+    faults = {
+        "missing": sorted(info["missing_keys"]),
+        "unexpected": sorted(info["unexpected_keys"]),
+        "wrong shape": [
+            f"{name} {list(found)} instead of {list(wanted)}"
+            for name, found, wanted in sorted(info["mismatched_keys"])
+        ],
+        "damaged": sorted(info["error_msgs"]),
+    }
+    texts = [f"{fault}: {_some(names)}" for fault, names in faults.items() if names]
+    if texts:
+        raise ConfigError(f"the tensors in {directory} do not fit its config; {'; '.join(texts)}")
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep transformers' bars out of a log."""
+    if not transformers_logging.is_progress_bar_enabled():
+        yield
+        return
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.enable_progress_bar()
