@@ -26,13 +26,9 @@ from octavo_kernels.greedy import greedy, greedy_reference
 from octavo_kernels.grouped_linear import grouped_linear, grouped_linear_reference
 from octavo_kernels.int8_linear import int8_linear_reference
 from octavo_kernels.layer_norm import layer_norm, layer_norm_reference
+from octavo_kernels.layer_parts import LayerParts, SharedParts
 from octavo_kernels.linear import linear, linear_reference
-from octavo_kernels.native_layers import (
-    LayerParts,
-    NativeLayers,
-    SharedParts,
-    make_native_layers,
-)
+from octavo_kernels.native_layers import NativeLayers, make_native_layers
 from octavo_kernels.packed_embedding import packed_embedding
 from octavo_kernels.packed_groups import (
     PackedGroups,

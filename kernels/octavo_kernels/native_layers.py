@@ -1,7 +1,9 @@
-"""All layers of a decoder of the Llama family in one native call, on the CPU.
+"""All layers of a decoder in one native call, on the CPU.
 
-    hidden -> norm -> qkv -> (norm of q and k) -> rotate -> write -> attention -> o
-           -> add, norm -> gate_up, silu * up -> down -> add, next norm
+    hidden -> norm -> qkv -> norm of q and k -> rotate -> write -> attention -> o -> norm
+           -> add, norm -> gate_up, gated activation -> down -> norm -> add, next norm
+
+Each norm and the rotation only if it is there.
 
 The bits are those of this package's operations called one by one; a step of a small model spends
 half its time on the way to them. Knows nothing of embeddings, vocabularies or checkpoints.
@@ -9,9 +11,8 @@ half its time on the way to them. Knows nothing of embeddings, vocabularies or c
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 
@@ -33,27 +34,30 @@ from octavo_kernels.attention import (
     KVCache,
     KVCacheShape,
 )
+from octavo_kernels.layer_parts import LayerParts, SharedParts, check_parts, table_shape
 from octavo_kernels.native_attention import NativeAttention
-from octavo_kernels.packed_linear import NativeLinear, PackedWeight
-from octavo_kernels.shared_exchange import SharedExchange
+from octavo_kernels.packed_linear import NativeLinear
 
 _WRITE, _SUM = 1, 3  # as Stage in layers.cpp
+
+
+_NORMS = "input_norm attention_norm mlp_norm output_norm q_norm k_norm".split()
 
 
 class _Model(ctypes.Structure):
     _fields_ = [
         *[
             (name, ctypes.c_int64)
-            for name in "element hidden inner q_heads rotary_dim max_len interleaved".split()
+            for name in "element hidden inner q_heads rotary_dim max_len interleaved gelu "
+            "norms_all_heads".split()
         ],
-        ("cos_sin", ctypes.c_void_p),
-        *[(name, ctypes.c_float) for name in ("eps", "scale")],
+        *[(name, ctypes.c_float) for name in ("eps", "scale", "residual_scale")],
     ]
 
 
 class _Layer(ctypes.Structure):
     _fields_ = [
-        *[(name, ctypes.c_void_p) for name in "input_norm q_norm k_norm mlp_norm".split()],
+        *[(name, ctypes.c_void_p) for name in (*_NORMS, "cos_sin")],
         *[(name, NativeLinear) for name in "qkv o gate_up down".split()],
         ("sinks", ctypes.c_void_p),
         ("window", ctypes.c_int64),
@@ -71,46 +75,6 @@ class _Step(ctypes.Structure):
             for name in "storage residual hidden heads attended active sum exchange".split()
         ],
     ]
-
-
-@dataclass(frozen=True)
-class LayerParts:
-    """One layer; norms are [size] float32."""
-
-    input_norm: torch.Tensor
-    qkv: PackedWeight
-    """hidden -> queries, then keys, then values of all heads."""
-    q_norm: torch.Tensor | None
-    """[head_dim]; given if and only if `k_norm` is."""
-    k_norm: torch.Tensor | None
-    o: PackedWeight
-    mlp_norm: torch.Tensor
-    gate_up: PackedWeight
-    """hidden -> gate, then up; packed as gated."""
-    down: PackedWeight
-    window: int | None = None
-    """Positions that a row sees, its own included; None for all."""
-    soft_cap: float | None = None
-    sinks: torch.Tensor | None = None
-    """[q_heads] float32, as AttentionBackend.paged_attention takes them."""
-
-
-@dataclass(frozen=True)
-class SharedParts:
-    """What all layers have in common."""
-
-    eps: float
-    """Of all norms."""
-    scale: float
-    """Factor of the scores."""
-    cos_sin: torch.Tensor
-    """[max_len, rotary_dim] float32, as `apply_rope` takes it."""
-    interleaved: bool = False
-    sum_hidden_: Callable[[torch.Tensor], None] | None = None
-    """Adds to what `o` and `down` make, [num_tokens, hidden], what others make of the same layers,
-    in place; None where there are no others."""
-    exchange: SharedExchange | None = None
-    """What `sum_hidden_` adds through, if that is all it does: it need not be called then."""
 
 
 class NativeLayers:
@@ -132,13 +96,13 @@ class NativeLayers:
         self._hidden, self._inner = first.qkv.in_features, first.down.in_features
         self._heads = first.o.in_features // cache.head_dim
         self._library = library_named(first.qkv.instructions)
-        for layer in parts:
-            self._check(layer)
-        max_len, rotary_dim = shared.cos_sin.shape
+        check_parts(cache, shared, parts)
+        max_len, rotary_dim = table_shape(parts)
         self._model = _Model(
             element_code(cache.dtype),
             *(self._hidden, self._inner, self._heads, rotary_dim, max_len, shared.interleaved),
-            *(shared.cos_sin.data_ptr(), shared.eps, shared.scale),
+            *(shared.gelu, shared.norms_all_heads),
+            *(shared.eps, shared.scale, shared.residual_scale),
         )
         self._layers = (_Layer * len(parts))(*map(_native_layer, parts))
         self._scratch = self._allocate(0)
@@ -218,33 +182,6 @@ class NativeLayers:
         )
         return [torch.empty(num_tokens, width, dtype=cache.dtype) for width in widths]
 
-    def _check(self, layer: LayerParts) -> None:
-        """Raise ValueError unless a layer has the sizes of the first."""
-        head_dim, dtype, float32 = self._cache.head_dim, self._cache.dtype, (torch.float32,)
-        q_size, kv_size = self._heads * head_dim, self._cache.num_kv_heads * head_dim
-        sizes = {
-            "qkv": (layer.qkv, self._hidden, q_size + 2 * kv_size),
-            "o": (layer.o, q_size, self._hidden),
-            "gate_up": (layer.gate_up, self._hidden, 2 * self._inner),
-            "down": (layer.down, self._inner, self._hidden),
-        }
-        for name, (weight, inputs, outputs) in sizes.items():
-            given = (weight.in_features, weight.out_features, weight.dtype)
-            if given != (inputs, outputs, dtype):
-                raise ValueError(
-                    f"native_layers: {name} is {given} but must be {(inputs, outputs, dtype)}: "
-                    "inputs, outputs and dtype"
-                )
-        if not layer.gate_up.is_gated:
-            raise ValueError("native_layers: gate_up must be packed as gated")
-        hidden, head = (self._hidden,), (head_dim,)
-        norms = {"input_norm": hidden, "mlp_norm": hidden, "q_norm": head, "k_norm": head}
-        for name, shape in norms.items():
-            if (norm := getattr(layer, name)) is not None:
-                check_tensor(f"native_layers: {name}", norm, shape, dtypes=float32)
-        if layer.sinks is not None:
-            check_tensor("native_layers: sinks", layer.sinks, (self._heads,), dtypes=float32)
-
     def _check_step(
         self,
         residual: torch.Tensor,
@@ -287,9 +224,8 @@ def make_native_layers(
 
 
 def _native_layer(layer: LayerParts) -> _Layer:
-    norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.mlp_norm)
     return _Layer(
-        *map(_pointer, norms),
+        *[_pointer(getattr(layer, name)) for name in (*_NORMS, "cos_sin")],
         *[weight.native() for weight in (layer.qkv, layer.o, layer.gate_up, layer.down)],
         *(_pointer(layer.sinks), layer.window or 0, layer.soft_cap or 0.0),
     )

@@ -12,6 +12,7 @@ from octavo_kernels import (
     NativeLayers,
     SharedParts,
     add_rms_norm,
+    gelu_and_mul,
     make_native_layers,
     pack_weight,
     packed_linear,
@@ -48,30 +49,35 @@ def make_parts(dtype, instructions):
             form = {"is_gated": is_gated, "to_int8": to_int8}
             return pack_weight(weight, bias, **form, instructions=instructions)
 
-        def norm(size):
-            return torch.randn(size) * 0.3 + 1
-
-        return LayerParts(
-            input_norm=norm(HIDDEN),
-            qkv=linear(HIDDEN, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM),
-            q_norm=norm(HEAD_DIM) if qk_norm else None,
-            k_norm=norm(HEAD_DIM) if qk_norm else None,
-            o=linear(Q_HEADS * HEAD_DIM, HIDDEN),
-            mlp_norm=norm(HIDDEN),
-            gate_up=linear(HIDDEN, 2 * INNER, is_gated=True),
-            down=linear(INNER, HIDDEN),
-            **options,
-        )
+        parts = {
+            "input_norm": make_norm(),
+            "qkv": linear(HIDDEN, (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM),
+            "q_norm": make_norm(HEAD_DIM) if qk_norm else None,
+            "k_norm": make_norm(HEAD_DIM) if qk_norm else None,
+            "o": linear(Q_HEADS * HEAD_DIM, HIDDEN),
+            "mlp_norm": make_norm(),
+            "gate_up": linear(HIDDEN, 2 * INNER, is_gated=True),
+            "down": linear(INNER, HIDDEN),
+            "cos_sin": make_table(),
+        }
+        return LayerParts(**{**parts, **options})
 
     return make
 
 
+def make_table(rotary_dim=HEAD_DIM) -> torch.Tensor:
+    angles = torch.rand(MAX_LEN, rotary_dim // 2) * 6
+    return torch.cat([angles.cos(), angles.sin()], dim=1)
+
+
+def make_norm(size=HIDDEN) -> torch.Tensor:
+    return torch.randn(size) * 0.3 + 1
+
+
 @pytest.fixture
 def make_shared():
-    def make(rotary_dim=HEAD_DIM, interleaved=False) -> SharedParts:
-        angles = torch.rand(MAX_LEN, rotary_dim // 2) * 6
-        cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
-        return SharedParts(eps=1e-5, scale=0.3, cos_sin=cos_sin, interleaved=interleaved)
+    def make(**options) -> SharedParts:
+        return SharedParts(eps=1e-5, scale=0.3, **options)
 
     return make
 
@@ -104,20 +110,41 @@ def step(dtype, backend):
 
 
 def run_one_by_one(backend, shared, parts, residual, positions, cache, metadata):
-    """Return the output, the residual stream and the cache that the operations leave."""
-    eps, sum_hidden_ = shared.eps, shared.sum_hidden_ or (lambda hidden: None)
-    hidden = rms_norm(residual, parts[0].input_norm, eps)
+    """Return the output and the residual stream that the operations leave."""
+    hidden, eps = None, shared.eps
+    activate = gelu_and_mul if shared.gelu else silu_and_mul
+
+    def advance(norm):
+        """Return what the next block reads, and the stream."""
+        if hidden is None:
+            return residual if norm is None else rms_norm(residual, norm, eps), residual
+        total = hidden + residual
+        return (total, total) if norm is None else add_rms_norm(hidden, residual, norm, eps)
+
+    def finish(made, norm):
+        if shared.sum_hidden_ is not None:
+            shared.sum_hidden_(made)
+        made = made if norm is None else rms_norm(made, norm, eps)
+        return made if shared.residual_scale == 1 else made * shared.residual_scale
+
+    def normalize(heads, norm):
+        if shared.norms_all_heads:
+            return rms_norm(heads.flatten(1), norm, eps).view(heads.shape)
+        return rms_norm(heads, norm, eps)
+
     for index, layer in enumerate(parts):
-        if index:
-            hidden, residual = add_rms_norm(hidden, residual, layer.input_norm, eps)
-        heads = packed_linear(hidden, layer.qkv).view(len(hidden), -1, HEAD_DIM)
+        read, residual = advance(layer.input_norm)
+        heads = packed_linear(read, layer.qkv).view(len(read), -1, HEAD_DIM)
         q, k, v = heads.split([Q_HEADS, KV_HEADS, KV_HEADS], dim=1)
         if layer.q_norm is not None:
-            q, k = rms_norm(q, layer.q_norm, eps), rms_norm(k, layer.k_norm, eps)
-        q = backend.rope_and_write_kv_cache(
-            *(q, k, v, positions, shared.cos_sin, cache, index, metadata.slot_mapping),
-            interleaved=shared.interleaved,
-        )
+            q, k = normalize(q, layer.q_norm), normalize(k, layer.k_norm)
+        if layer.cos_sin is None:
+            backend.write_kv_cache(k, v, cache, index, metadata.slot_mapping)
+        else:
+            q = backend.rope_and_write_kv_cache(
+                *(q, k, v, positions, layer.cos_sin, cache, index, metadata.slot_mapping),
+                interleaved=shared.interleaved,
+            )
         attended = backend.paged_attention(
             *(q, cache, index, metadata),
             scale=shared.scale,
@@ -125,11 +152,10 @@ def run_one_by_one(backend, shared, parts, residual, positions, cache, metadata)
             soft_cap=layer.soft_cap,
             sinks=layer.sinks,
         )
-        hidden = packed_linear(attended.flatten(1), layer.o)
-        sum_hidden_(hidden)
-        hidden, residual = add_rms_norm(hidden, residual, layer.mlp_norm, eps)
-        hidden = packed_linear(silu_and_mul(packed_linear(hidden, layer.gate_up)), layer.down)
-        sum_hidden_(hidden)
+        hidden = finish(packed_linear(attended.flatten(1), layer.o), layer.attention_norm)
+        read, residual = advance(layer.mlp_norm)
+        made = packed_linear(activate(packed_linear(read, layer.gate_up)), layer.down)
+        hidden = finish(made, layer.output_norm)
     return hidden, residual
 
 
@@ -143,22 +169,65 @@ PLAIN = {"qk_norm": False, "with_bias": False}
 OPTIONS = {"window": 7, "soft_cap": 4.0, "sinks": torch.linspace(-1, 2, Q_HEADS)}
 
 
-@pytest.mark.parametrize("rotary", [(HEAD_DIM, False), (HEAD_DIM, True), (6, False)])
+@pytest.mark.parametrize(
+    ("rotary_dim", "interleaved"), [(HEAD_DIM, False), (HEAD_DIM, True), (6, False)]
+)
 @pytest.mark.parametrize(
     "options",
     [PLAIN, {}, OPTIONS, {"to_int8": True}],
     ids=["plain", "norms", "options", "int8"],
 )
 def test_the_bits_are_those_of_the_operations_one_by_one(
-    rotary, options, backend, make_parts, make_shared, step, threads
+    rotary_dim, interleaved, options, backend, make_parts, make_shared, step, threads
 ):
-    shared, parts = make_shared(*rotary), [make_parts(**options), make_parts(**options)]
+    shared, table = make_shared(interleaved=interleaved), make_table(rotary_dim)
+    parts = [make_parts(**options, cos_sin=table), make_parts(**options, cos_sin=table)]
     residual, positions, cache, metadata = step
     expected_cache = copy_of(cache, backend)
     expected = run_one_by_one(backend, shared, parts, residual, positions, expected_cache, metadata)
     run = make_native_layers(backend, shared, parts)
     actual = run(residual, positions, cache, metadata)
     assert torch.equal(actual, expected[0])
+    assert torch.equal(residual, expected[1])
+    assert torch.equal(cache.storage, expected_cache.storage)
+
+
+# What a family may have that others have not: of a layer, and of all layers.
+FORMS = {
+    "norms-on-both-sides-and-gelu": (
+        lambda: {"attention_norm": make_norm(), "output_norm": make_norm()},
+        {"gelu": True},
+    ),
+    "norms-behind-the-blocks-and-over-all-heads": (
+        lambda: {
+            "input_norm": None,
+            "attention_norm": make_norm(),
+            "mlp_norm": None,
+            "output_norm": make_norm(),
+            "q_norm": make_norm(Q_HEADS * HEAD_DIM),
+            "k_norm": make_norm(KV_HEADS * HEAD_DIM),
+        },
+        {"norms_all_heads": True},
+    ),
+    "a-scaled-residual": (dict, {"residual_scale": 0.22}),
+    "no-rotation": (lambda: {"cos_sin": None}, {}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_layer_has_the_bits_of_the_operations_one_by_one(
+    form, backend, make_parts, make_shared, step, threads
+):
+    make_options, shared_options = FORMS[form]
+    shared = make_shared(**shared_options)
+    parts = [make_parts(**make_options()), make_parts()]
+    if shared.norms_all_heads or form.startswith("norms"):
+        parts[1] = make_parts(**make_options())
+    residual, positions, cache, metadata = step
+    expected_cache = copy_of(cache, backend)
+    expected = run_one_by_one(backend, shared, parts, residual, positions, expected_cache, metadata)
+    run = make_native_layers(backend, shared, parts)
+    assert torch.equal(run(residual, positions, cache, metadata), expected[0])
     assert torch.equal(residual, expected[1])
     assert torch.equal(cache.storage, expected_cache.storage)
 

@@ -214,6 +214,28 @@ def test_logits_have_the_same_bits_alone_in_a_batch_chunked_and_with_any_block_s
             assert torch.equal(together[name], alone[name]), (name, block_size, chunk)
 
 
+OTHER_FORMS = {
+    "gemma2": {"head_dim": 16, "sliding_window": 20},
+    "granite": {"residual_multiplier": 0.4, "logits_scaling": 0.5},
+    "olmo3": {"sliding_window": 20},
+    "smollm3": {"no_rope_layers": [1, 0, 1]},
+    "stablelm": {"use_parallel_residual": True},
+}
+
+
+@pytest.mark.parametrize("model_type", OTHER_FORMS)
+def test_layers_of_other_forms_give_the_same_bits_alone_and_in_a_chunked_batch(
+    model_type, make_checkpoint, load, make_driver, make_prompt
+):
+    directory, _ = make_checkpoint(model_type, **OTHER_FORMS[model_type])
+    prompts = {str(n): make_prompt(n) for n in (40, 1, 17, 90)}
+    model = load(directory, "bfloat16")
+    _, together = make_driver(load(directory, "bfloat16", block_size=8)).generate(prompts, 6, 16)
+    for name, prompt in prompts.items():
+        _, alone = make_driver(model).generate({name: prompt}, num_tokens=6, chunk=1000)
+        assert torch.equal(together[name], alone[name]), name
+
+
 def test_only_the_asked_rows_reach_the_vocabulary_in_the_asked_order(
     make_checkpoint, load, make_driver, make_prompt
 ):

@@ -64,6 +64,7 @@ class Decoder:
         self.attention = attention
         self._collectives = collectives
         self._low_ranks = low_ranks
+        self._embedding_scale = _embedding_scale(spec, weights)
         is_whole = collectives.size == 1
         self._native = native_layers(spec, weights.layers, attention, collectives)
         self._vocabulary = None if is_whole else DividedVocabulary(spec.vocab_size, collectives)
@@ -132,8 +133,7 @@ class Decoder:
             embedded = embedding(token_ids)
         else:
             embedded = self._vocabulary.embed(embedding, token_ids)
-        scale = self._embedding_scale(embedded.dtype)
-        return embedded if scale == 1.0 else embedded.mul_(scale)
+        return embedded if self._embedding_scale == 1.0 else embedded.mul_(self._embedding_scale)
 
     @torch.inference_mode()
     def run_layers(
@@ -209,19 +209,20 @@ class Decoder:
             norm(made, out=made)
         return made if self.spec.residual_scale == 1.0 else made.mul_(self.spec.residual_scale)
 
-    def _embedding_scale(self, dtype: torch.dtype) -> float:
-        scale = self.spec.embedding_scale
-        if scale == 1.0 or not self.spec.rounds_embedding_scale:
-            return scale
-        return torch.tensor(scale).to(dtype).item()
-
     def _finish_logits_(self, logits: torch.Tensor) -> None:
         """Do to logits what is left of the model; mutates them."""
         if self.spec.logit_divisor != 1.0:
             logits.div_(self.spec.logit_divisor)
         cap = self.spec.logit_cap
         if cap is not None:
+            # What torch's tanh makes of a number does not depend on where it lies; measured.
             logits.div_(cap).tanh_().mul_(cap)
+
+
+def _embedding_scale(spec: ModelSpec, weights: DecoderWeights) -> float:
+    if weights.embedding is None or not spec.rounds_embedding_scale:
+        return spec.embedding_scale
+    return torch.tensor(spec.embedding_scale).to(weights.embedding.dtype).item()
 
 
 def _advance(

@@ -9,7 +9,7 @@ import torch
 from octavo.model.blocks import GatedMlp
 from octavo.model.collectives import Collectives
 from octavo.model.layer_weights import LayerWeights
-from octavo.model.norms import Norm, RmsNorm
+from octavo.model.norms import RmsNorm
 from octavo.model.spec import ModelSpec
 from octavo_kernels import (
     AttentionBackend,
@@ -18,6 +18,8 @@ from octavo_kernels import (
     SharedParts,
     make_native_layers,
 )
+
+_STATE_NORMS = ("input_norm", "attention_norm", "mlp_norm", "output_norm")
 
 
 def native_layers(
@@ -34,19 +36,15 @@ def native_layers(
         attention: owner of the cache.
         collectives: of the tensor group that shares the layers.
     """
-    cos_sin = layers[0].attention.cos_sin
-    parts = [_layer_parts(layer) for layer in layers]
-    if (
-        spec.residual_scale != 1.0
-        or spec.is_parallel
-        or cos_sin is None
-        or any(layer.attention.cos_sin is not cos_sin for layer in layers)
-    ):
+    if spec.is_parallel:
         return None
+    parts = [_layer_parts(layer) for layer in layers]
     shared = SharedParts(
         eps=spec.norm.eps,
         scale=spec.attention_scale,
-        cos_sin=cos_sin,
+        gelu=spec.activation == "gelu",
+        norms_all_heads=spec.qk_norm == "all",
+        residual_scale=spec.residual_scale,
         sum_hidden_=None if collectives.size == 1 else collectives.sum_,
         exchange=collectives.exchange,
     )
@@ -56,32 +54,23 @@ def native_layers(
 
 def _layer_parts(layer: LayerWeights) -> LayerParts | None:
     attention, mlp = layer.attention, layer.mlp
-    if not isinstance(mlp, GatedMlp) or mlp.activation != "silu":
-        return None
-    if layer.attention_norm is not None or layer.output_norm is not None:
-        return None
-    if attention.form.norms_all_heads:
+    if not isinstance(mlp, GatedMlp):
         return None
     qkv, o = attention.qkv.native, attention.o.native
     gate_up, down = mlp.gate_up.native, mlp.down.native
-    input_norm, mlp_norm = _weight(layer.input_norm), _weight(layer.mlp_norm)
     if qkv is None or o is None or gate_up is None or down is None:
         return None
-    if input_norm is None or mlp_norm is None:
+    norms = {name: getattr(layer, name) for name in _STATE_NORMS}
+    norms |= {"q_norm": attention.q_norm, "k_norm": attention.k_norm}
+    if any(norm is not None and not isinstance(norm, RmsNorm) for norm in norms.values()):
         return None
     return LayerParts(
-        input_norm=input_norm,
         qkv=qkv,
-        q_norm=_weight(attention.q_norm),
-        k_norm=_weight(attention.k_norm),
         o=o,
-        mlp_norm=mlp_norm,
         gate_up=gate_up,
         down=down,
+        **{name: None if norm is None else norm.weight for name, norm in norms.items()},
+        cos_sin=attention.cos_sin,
         window=attention.form.window,
         soft_cap=attention.form.score_cap,
     )
-
-
-def _weight(norm: Norm | None) -> torch.Tensor | None:
-    return norm.weight if isinstance(norm, RmsNorm) else None

@@ -1,4 +1,4 @@
-// All layers of a decoder of the Llama family in one call.
+// All layers of a decoder in one call.
 //
 // Each layer calls the operations that Python would call one by one, in their order and with their
 // bits, on memory that the caller keeps: what is saved is the way through Python, some three
@@ -15,16 +15,20 @@ namespace {
 struct Model {
     int64_t element;  // an ElementCode
     int64_t hidden, inner, q_heads, rotary_dim, max_len, interleaved;
-    const float* cos_sin;  // [max_len, rotary_dim]
+    int64_t gelu;             // whether that is the activation, instead of silu
+    int64_t norms_all_heads;  // whether q_norm and k_norm take all heads as one row
     float eps, scale;
+    float residual_scale;  // of what a block adds to the stream
 };
 
+// Of the pointers those to norms, a table and sinks are null for none.
 struct Layer {
-    const float *input_norm, *q_norm, *k_norm, *mlp_norm;  // those of q and k null for none
+    const float *input_norm, *attention_norm, *mlp_norm, *output_norm, *q_norm, *k_norm;
+    const float* cos_sin;  // [max_len, rotary_dim]
     PackedLinear qkv, o, gate_up, down;
-    const float* sinks;  // null for none
-    int64_t window;      // 0 for none
-    float soft_cap;      // 0 for none
+    const float* sinks;
+    int64_t window;  // 0 for none
+    float soft_cap;  // 0 for none
 };
 
 // The tokens of one step, and memory for them; rows are contiguous.
@@ -60,16 +64,9 @@ struct Runner {
         octavo_linear(model.element, x, &linear, out, tokens(), strides, next, threads);
     }
 
-    void add_and_normalize(const float* weight) const {
-        const int64_t strides[] = {model.hidden, model.hidden, model.hidden, model.hidden};
-        octavo_add_rms_norm(model.element, step.hidden, step.residual, weight, step.hidden,
-                            step.residual, tokens(), model.hidden, strides, model.eps, threads);
-    }
-
-    void normalize_heads(const float* weight, void* heads, int64_t count, int64_t stride) const {
-        const int64_t head_dim = step.cache.head_dim;
-        const int64_t strides[] = {stride, head_dim, stride, head_dim};
-        octavo_rms_norm(model.element, heads, weight, heads, tokens(), count, head_dim, strides,
+    void normalize(const float* weight, const void* x, void* out) const {
+        const int64_t strides[] = {model.hidden, 0, model.hidden, 0};
+        octavo_rms_norm(model.element, x, weight, out, tokens(), 1, model.hidden, strides,
                         model.eps, threads);
     }
 
@@ -83,40 +80,89 @@ struct Runner {
         return step.sum && step.sum() ? kSum : 0;
     }
 
+    // Adds hidden to the stream; returns what the next block reads: hidden, normalised, or the
+    // stream itself where there is no norm.
+    const void* advance(const float* weight) const {
+        if (!weight) {
+            octavo_add(model.element, step.hidden, step.residual, tokens() * model.hidden, threads);
+            return step.residual;
+        }
+        const int64_t strides[] = {model.hidden, model.hidden, model.hidden, model.hidden};
+        octavo_add_rms_norm(model.element, step.hidden, step.residual, weight, step.hidden,
+                            step.residual, tokens(), model.hidden, strides, model.eps, threads);
+        return step.hidden;
+    }
+
+    void normalize_heads(const float* weight, void* heads, int64_t count, int64_t stride) const {
+        const int64_t size = step.cache.head_dim * (model.norms_all_heads ? count : 1);
+        const int64_t strides[] = {stride, size, stride, size};
+        octavo_rms_norm(model.element, heads, weight, heads, tokens(),
+                        model.norms_all_heads ? 1 : count, size, strides, model.eps, threads);
+    }
+
+    // Makes of hidden what is to be added to the stream; returns kSum if the layers are to stop
+    // there, or 0.
+    int finish(const float* norm) const {
+        if (sum()) return kSum;
+        if (norm) normalize(norm, step.hidden, step.hidden);
+        if (model.residual_scale != 1.0f)
+            octavo_scale(model.element, step.hidden, model.residual_scale,
+                         tokens() * model.hidden, threads);
+        return 0;
+    }
+
+    // Rotates q, k and v where they lie, if so, and writes k and v; returns as they do.
+    int64_t write(const Layer& layer, int64_t index, void* q, const void* k, const void* v) const {
+        const CacheShape& cache = step.cache;
+        const int64_t kv_size = cache.kv_heads * cache.head_dim;
+        const int64_t row = model.q_heads * cache.head_dim + 2 * kv_size;
+        const int64_t strides[] = {row, row, row, row};
+        void *keys = keys_of(index), *values = at(keys, kv_size * cache.block_size);
+        if (!layer.cos_sin)
+            return octavo_write_kv_cache(&cache, k, v, keys, values, step.slots, tokens(), strides,
+                                         threads);
+        return octavo_rope_and_write_kv_cache(
+            &cache, q, k, v, q, keys, values, step.positions, layer.cos_sin, step.slots, tokens(),
+            model.q_heads, model.rotary_dim, model.max_len, static_cast<int>(model.interleaved),
+            strides, threads);
+    }
+
+    void* keys_of(int64_t index) const {
+        const CacheShape& cache = step.cache;
+        return at(step.storage, 2 * index * cache.kv_heads * cache.head_dim * cache.block_size);
+    }
+
     // Returns the stage that found `*invalid` to point outside an array, or 0.
-    int attend(const Layer& layer, int64_t index, int64_t* invalid) const {
+    int attend(const Layer& layer, int64_t index, const void* x, int64_t* invalid) const {
         const CacheShape& cache = step.cache;
         const int64_t q_size = model.q_heads * cache.head_dim;
         const int64_t kv_size = cache.kv_heads * cache.head_dim, row = q_size + 2 * kv_size;
         void *q = step.heads, *k = at(q, q_size), *v = at(q, q_size + kv_size);
-        void* keys = at(step.storage, 2 * index * kv_size * cache.block_size);
-        void* values = at(keys, kv_size * cache.block_size);
-        multiply(layer.qkv, step.hidden, step.heads, &layer.o);
+        multiply(layer.qkv, x, step.heads, &layer.o);
         if (layer.q_norm) {
             normalize_heads(layer.q_norm, q, model.q_heads, row);
             normalize_heads(layer.k_norm, k, cache.kv_heads, row);
         }
-        const int64_t write_strides[] = {row, row, row, row}, strides[] = {row, q_size};
-        *invalid = octavo_rope_and_write_kv_cache(
-            &cache, q, k, v, q, keys, values, step.positions, model.cos_sin, step.slots, tokens(),
-            model.q_heads, model.rotary_dim, model.max_len, static_cast<int>(model.interleaved),
-            write_strides, threads);
+        *invalid = write(layer, index, q, k, v);
         if (*invalid >= 0) return kWrite;
+        void *keys = keys_of(index), *values = at(keys, kv_size * cache.block_size);
+        const int64_t strides[] = {row, q_size};
         *invalid = octavo_paged_attention(&cache, &step.batch, q, step.attended, keys, values,
                                           layer.sinks, model.q_heads / cache.kv_heads, strides,
                                           model.scale, layer.soft_cap, layer.window, threads);
         if (*invalid >= 0) return kAttention;
         multiply(layer.o, step.attended, step.hidden, &layer.gate_up);
-        return sum();
+        return finish(layer.attention_norm);
     }
 
     // Returns as `attend` does. next: the layer that follows, or null
-    int feed_forward(const Layer& layer, const Layer* next) const {
+    int feed_forward(const Layer& layer, const void* x, const Layer* next) const {
         const int64_t strides[] = {model.hidden, model.inner};
-        octavo_silu_linear(model.element, step.hidden, &layer.gate_up, step.active, tokens(),
-                           strides, &layer.down, threads);
+        const auto activate = model.gelu ? octavo_gelu_linear : octavo_silu_linear;
+        activate(model.element, x, &layer.gate_up, step.active, tokens(), strides, &layer.down,
+                 threads);
         multiply(layer.down, step.active, step.hidden, next ? &next->qkv : nullptr);
-        return sum();
+        return finish(layer.output_norm);
     }
 };
 
@@ -130,15 +176,17 @@ extern "C" {
 int octavo_run_layers(const Model* model, const Layer* layers, int64_t count, const Step* step,
                       int64_t* invalid, int threads) {
     const Runner runner = {*model, *step, threads};
-    const int64_t strides[] = {model->hidden, 0, model->hidden, 0};
-    octavo_rms_norm(model->element, step->residual, layers[0].input_norm, step->hidden,
-                    runner.tokens(), 1, model->hidden, strides, model->eps, threads);
+    const void* x = step->residual;
+    if (layers[0].input_norm) {
+        runner.normalize(layers[0].input_norm, step->residual, step->hidden);
+        x = step->hidden;
+    }
     for (int64_t i = 0; i < count; ++i) {
-        if (i > 0) runner.add_and_normalize(layers[i].input_norm);
-        if (const int stage = runner.attend(layers[i], i, invalid)) return stage;
-        runner.add_and_normalize(layers[i].mlp_norm);
+        if (i > 0) x = runner.advance(layers[i].input_norm);
+        if (const int stage = runner.attend(layers[i], i, x, invalid)) return stage;
+        x = runner.advance(layers[i].mlp_norm);
         const Layer* next = i + 1 < count ? &layers[i + 1] : nullptr;
-        if (const int stage = runner.feed_forward(layers[i], next)) return stage;
+        if (const int stage = runner.feed_forward(layers[i], x, next)) return stage;
     }
     return 0;
 }

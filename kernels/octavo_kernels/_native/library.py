@@ -48,7 +48,10 @@ _SIGNATURES: dict[str, tuple[type[Any] | None, tuple[type[Any], ...]]] = {
     "octavo_pack_int8_weight": (None, (_INT, *[_POINTER] * 2, _INT)),
     "octavo_linear": (None, (_INT, *[_POINTER] * 3, _SIZE, *[_POINTER] * 2, _INT)),
     "octavo_linear_to_float32": (None, (_INT, *[_POINTER] * 3, _SIZE, *[_POINTER] * 2, _INT)),
-    "octavo_silu_linear": (None, (_INT, *[_POINTER] * 3, _SIZE, *[_POINTER] * 2, _INT)),
+    **dict.fromkeys(
+        ("octavo_silu_linear", "octavo_gelu_linear"),
+        (None, (_INT, *[_POINTER] * 3, _SIZE, *[_POINTER] * 2, _INT)),
+    ),
     **dict.fromkeys(
         ("octavo_grouped_linear", "octavo_grouped_silu_linear"),
         (_SIZE, (_INT, *[_POINTER] * 3, _SIZE, _POINTER, _SIZE, _POINTER, _INT)),

@@ -256,6 +256,12 @@ void octavo_silu_linear(int element, const void* x, const PackedLinear* linear, 
     multiply_into(kSilu, element, x, *linear, out, rows, strides, next, threads);
 }
 
+void octavo_gelu_linear(int element, const void* x, const PackedLinear* linear, void* out,
+                        int64_t rows, const int64_t* strides, const PackedLinear* next,
+                        int threads) {
+    multiply_into(kGelu, element, x, *linear, out, rows, strides, next, threads);
+}
+
 int64_t octavo_grouped_linear(int element, const void* x, const PackedLinear* first,
                               const int64_t* starts, int64_t count, void* out, int64_t rows,
                               const int64_t* strides, int threads) {

@@ -50,6 +50,11 @@ void octavo_silu_linear(int element, const void* x, const PackedLinear* linear, 
                         int64_t rows, const int64_t* strides, const PackedLinear* next,
                         int threads);
 
+// octavo_gelu_and_mul of the same.
+void octavo_gelu_linear(int element, const void* x, const PackedLinear* linear, void* out,
+                        int64_t rows, const int64_t* strides, const PackedLinear* next,
+                        int threads);
+
 // octavo_linear of groups of rows, each with a weight of its own: rows [starts[g], starts[g + 1])
 // of x with the g-th of `count` weights, which lie behind each other in memory, all of the shape of
 // `first`, without bias. Returns the first group that is not within the rows or begins before the

@@ -49,8 +49,9 @@ INLINE Span part_of(int64_t size, int64_t index, int64_t count) {
     return {size * index / count, size * (index + 1) / count};
 }
 
-// What is written of the sums: as they are rounded; the same as float32; what silu makes of them.
-enum Form { kRounded, kFloats, kSilu };
+// What is written of the sums: as they are rounded; the same as float32; what a gated activation
+// makes of them.
+enum Form { kRounded, kFloats, kSilu, kGelu };
 
 struct Product {
     Form form;
@@ -139,8 +140,8 @@ void write_sums(const Product& product, const Block& block) {
     }
 }
 
-template <class T>
-void write_silu(const Product& product, const Block& block) {
+template <class T, class Activation>
+void write_gated(const Product& product, const Block& block) {
     const Outputs gates = outputs_of(product.linear, block.panel, 0);
     const Outputs ups = outputs_of(product.linear, block.panel, 1);
     const Floats gate_bias = bias_of<T>(product.linear, gates);
@@ -150,7 +151,7 @@ void write_silu(const Product& product, const Block& block) {
         const Floats up = rounded<T>(block.sums[r][1] + up_bias);
         write<T>(static_cast<typename T::Element*>(product.out) +
                      (block.first_row + r) * product.out_stride + gates.begin,
-                 activate_and_multiply<Silu>(gate, up), gates.count);
+                 activate_and_multiply<Activation>(gate, up), gates.count);
     }
 }
 
@@ -172,7 +173,12 @@ INLINE void write_tile(const Product& product, const Floats (&sums)[R][kPanelVec
     Floats kept[R][kPanelVectors];
     repeat<R>([&](auto r) { repeat<kPanelVectors>([&](auto v) { kept[r][v] = sums[r][v]; }); });
     const Block block = {kept, R, row, panel};
-    product.form == kSilu ? write_silu<T>(product, block) : write_sums<T>(product, block);
+    if (product.form == kSilu)
+        write_gated<T, Silu>(product, block);
+    else if (product.form == kGelu)
+        write_gated<T, Gelu>(product, block);
+    else
+        write_sums<T>(product, block);
 }
 
 template <class T, int R>

@@ -18,6 +18,11 @@ void octavo_rms_norm(int element, const void* x, const float* weight, void* out,
 void octavo_add_rms_norm(int element, const void* x, const void* residual, const float* weight,
                          void* out, void* residual_out, int64_t rows, int64_t size,
                          const int64_t* strides, float eps, int threads);
+void octavo_add(int element, const void* x, void* residual, int64_t count, int threads);
+void octavo_scale(int element, void* x, float factor, int64_t count, int threads);
+int64_t octavo_write_kv_cache(const CacheShape* shape, const void* k, const void* v, void* keys,
+                              void* values, const int64_t* slots, int64_t tokens,
+                              const int64_t* strides, int threads);
 int64_t octavo_rope_and_write_kv_cache(const CacheShape* shape, const void* q, const void* k,
                                        const void* v, void* q_out, void* keys, void* values,
                                        const int64_t* positions, const float* cos_sin,

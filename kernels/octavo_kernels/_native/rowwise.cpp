@@ -104,6 +104,34 @@ void add_rms_norm(const void* x, const void* residual, const float* weight, void
     }
 }
 
+// Call `body` with where each piece of contiguous elements begins, and its size.
+template <class Body>
+void for_all(int64_t count, int threads, Body body) {
+    const int64_t pieces = (count + kLanes - 1) / kLanes;
+#pragma omp parallel for num_threads(threads) if (count > kSerialElements)
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+        const int64_t left = count - piece * kLanes;
+        body(piece * kLanes, static_cast<int>(left < kLanes ? left : kLanes));
+    }
+}
+
+template <class T>
+void add(const void* x, void* residual, int64_t count, int threads) {
+    const auto* from = static_cast<const typename T::Element*>(x);
+    auto* to = static_cast<typename T::Element*>(residual);
+    for_all(count, threads, [&](int64_t i, int size) {
+        write<T>(to + i, read<T>(from + i, size) + read<T>(to + i, size), size);
+    });
+}
+
+template <class T>
+void scale(void* x, float factor, int64_t count, int threads) {
+    auto* to = static_cast<typename T::Element*>(x);
+    for_all(count, threads, [&](int64_t i, int size) {
+        write<T>(to + i, read<T>(to + i, size) * splat(factor), size);
+    });
+}
+
 template <class T, class Activation>
 void activate_and_mul(const void* gate_up, void* out, int64_t rows, int64_t inner,
                       const int64_t* strides, int threads) {
@@ -189,6 +217,17 @@ void octavo_add_rms_norm(int element, const void* x, const void* residual, const
     const auto run = for_element(element, add_rms_norm<Float32>, add_rms_norm<BFloat16>,
                                  add_rms_norm<Float16>);
     run(x, residual, weight, out, residual_out, rows, size, strides, eps, threads);
+}
+
+// Adds x to residual, both contiguous.
+void octavo_add(int element, const void* x, void* residual, int64_t count, int threads) {
+    for_element(element, add<Float32>, add<BFloat16>, add<Float16>)(x, residual, count, threads);
+}
+
+// Multiplies x, contiguous.
+void octavo_scale(int element, void* x, float factor, int64_t count, int threads) {
+    for_element(element, scale<Float32>, scale<BFloat16>, scale<Float16>)(x, factor, count,
+                                                                          threads);
 }
 
 // strides: of the rows of gate_up and out
