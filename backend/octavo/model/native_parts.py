@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from octavo.model.blocks import GatedMlp
 from octavo.model.collectives import Collectives
 from octavo.model.layer_weights import LayerWeights
