@@ -164,7 +164,8 @@ class ProcessGroups:
             return EngineError(f"{shard} lost {peers[rank]}: {reason}")
 
         store = PrefixStore(name, rendezvous.store)
-        return share_memory(store, self.rank, self.size, rendezvous.timeout_s, lost)
+        place = (self.rank, self.size, rendezvous.host)
+        return share_memory(store, *place, rendezvous.timeout_s, lost)
 
     def _exchange(self, partial: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all ranks, in order."""

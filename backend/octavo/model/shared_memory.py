@@ -24,7 +24,7 @@ OnLoss = Callable[[int, str], Exception]
 
 
 def share_memory(
-    store: Store, rank: int, size: int, timeout_s: float, on_loss: OnLoss
+    store: Store, rank: int, size: int, host: str, timeout_s: float, on_loss: OnLoss
 ) -> SharedExchange | None:
     """Return a rank's end of a memory that its group shares, or None, then to all of them.
 
@@ -35,6 +35,7 @@ def share_memory(
         store: of the group alone.
         rank: place in the group.
         size: ranks in the group.
+        host: address of this rank's machine as the others reach it; those of another are elsewhere.
         timeout_s: how long to wait for another rank, here and in every exchange.
         on_loss: makes the error that an exchange raises.
 
@@ -47,7 +48,7 @@ def share_memory(
     try:
         if fd is not None:
             os.ftruncate(fd, SharedExchange.num_bytes(size))
-        _tell(store, "open", rank, _address(alive.fileno(), fd))
+        _tell(store, "open", rank, _address(host, alive.fileno(), fd))
         addresses = _hear(store, "open", range(size), timeout)
         memory, others = _open(addresses, rank, size)
         _tell(store, "is open", rank, "" if memory is None else "yes")
@@ -68,7 +69,7 @@ def share_memory(
     return SharedExchange(memory, rank, size, watch)
 
 
-def _address(alive_fd: int, memory_fd: int | None) -> str:
+def _address(host: str, alive_fd: int, memory_fd: int | None) -> str:
     """Return where this process's descriptors are found on this machine, or nothing."""
     if not exchanges_in_memory():
         return ""
@@ -77,7 +78,7 @@ def _address(alive_fd: int, memory_fd: int | None) -> str:
         processes = os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
-    return f"{machine} {processes} {os.getpid()} {alive_fd} {memory_fd}"
+    return f"{host} {machine} {processes} {os.getpid()} {alive_fd} {memory_fd}"
 
 
 def _open(
@@ -86,10 +87,10 @@ def _open(
     """Return the memory, and the pipe of each other rank; no memory where not all can be opened."""
     others: dict[int, Connection] = {}
     with suppress(OSError, ValueError):
-        if len({tuple(address.split()[:2]) for address in addresses}) > 1:
+        if len({tuple(address.split()[:3]) for address in addresses}) > 1:
             return None, others
         for other, address in enumerate(addresses):
-            _, _, pid, alive_fd, memory_fd = address.split()
+            _, _, _, pid, alive_fd, memory_fd = address.split()
             if other != rank:
                 pipe = _open_of(pid, alive_fd, os.O_RDONLY | os.O_NONBLOCK)
                 others[other] = Connection(pipe, writable=False)

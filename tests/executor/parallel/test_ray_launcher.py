@@ -1,14 +1,17 @@
-"""What a node of another folder is told of the checkpoint."""
+"""What a node of another folder is told of the checkpoint and its adapters."""
 
 from __future__ import annotations
 
 from octavo.config import EngineConfig
-from octavo.executor.parallel.ray_launcher import with_absolute_model
+from octavo.executor.parallel.ray_launcher import with_absolute_paths
 
 
-def test_a_path_is_made_absolute_and_a_hub_id_is_left_alone(tmp_path, monkeypatch):
+def test_paths_are_made_absolute_and_a_hub_id_is_left_alone(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     monkeypatch.chdir(tmp_path)
-    relative, hub = EngineConfig("models", block_size=32), EngineConfig("organisation/name")
-    assert with_absolute_model(relative) == EngineConfig(str(tmp_path / "models"), block_size=32)
-    assert with_absolute_model(hub) is hub
+    relative = EngineConfig("models", multi_lora="adapters.json", block_size=32)
+    assert with_absolute_paths(relative) == EngineConfig(
+        str(tmp_path / "models"), multi_lora=str(tmp_path / "adapters.json"), block_size=32
+    )
+    hub = EngineConfig("organisation/name")
+    assert with_absolute_paths(hub) == hub

@@ -142,7 +142,19 @@ def test_no_rank_shares_a_memory_where_one_cannot(monkeypatch):
     store = dist.HashStore()
 
     def share(rank):
-        return shared_memory.share_memory(store, rank, 2, 20.0, lambda *_: AssertionError())
+        place = (rank, 2, "127.0.0.1")
+        return shared_memory.share_memory(store, *place, 20.0, lambda *_: AssertionError())
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(share, range(2))) == [None, None]
+
+
+def test_ranks_of_other_addresses_share_no_memory():
+    store = dist.HashStore()
+
+    def share(rank):
+        place = (rank, 2, f"127.0.0.{2 + rank}")
+        return shared_memory.share_memory(store, *place, 20.0, lambda *_: AssertionError())
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(share, range(2))) == [None, None]

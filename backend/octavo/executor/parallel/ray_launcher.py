@@ -177,7 +177,7 @@ class RayLauncher:
         self._take_in(names)
         self._ranks.sort(key=lambda rank: rank.rank)
         self._steps = TcpSteps([rank.connection for rank in self._ranks])
-        handed_over, config = _handed_over(os.environ), with_absolute_model(config)
+        handed_over, config = _handed_over(os.environ), with_absolute_paths(config)
         for rank, assignment in zip(self._ranks, assignments, strict=True):
             logger.info("process %d of %s started", rank.pid, rank.name)
             with suppress(OSError):  # who is gone is noticed when it is heard
@@ -248,10 +248,14 @@ class RayLauncher:
                     waiting.remove(connection)
 
 
-def with_absolute_model(config: EngineConfig) -> EngineConfig:
-    """Return the same options, with a path that does not count from this process's folder."""
-    path = Path(config.model)
-    return replace(config, model=str(path.resolve())) if path.exists() else config
+def with_absolute_paths(config: EngineConfig) -> EngineConfig:
+    """Return the same options, with paths that do not count from this process's folder."""
+    path, adapters = Path(config.model), config.multi_lora
+    return replace(
+        config,
+        model=str(path.resolve()) if path.exists() else config.model,
+        multi_lora=None if adapters is None else str(Path(adapters).resolve()),
+    )
 
 
 def _handed_over(environment: Mapping[str, str]) -> dict[str, str]:
