@@ -21,14 +21,17 @@ def logits_of(driver, make_prompt) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("make_attention", "dtype", "num_layers", "dynamic"),
+    ("family", "make_attention", "dtype", "num_layers", "dynamic"),
     [
-        (make_attention_backend, "bfloat16", 1, True),
-        (make_attention_backend, "float32", 2, False),
-        (ReferenceAttention, "float32", 1, False),
+        ("qwen3", make_attention_backend, "bfloat16", 1, True),
+        ("qwen3", make_attention_backend, "float32", 2, False),
+        ("qwen3", ReferenceAttention, "float32", 1, False),
+        ("gemma2", make_attention_backend, "bfloat16", 2, False),
+        ("stablelm", make_attention_backend, "bfloat16", 1, False),
     ],
 )
 def test_a_compiled_step_is_one_graph_with_the_same_bits(
+    family,
     make_attention,
     dtype,
     num_layers,
@@ -39,7 +42,8 @@ def test_a_compiled_step_is_one_graph_with_the_same_bits(
     make_prompt,
     monkeypatch,
 ):
-    directory, _ = make_checkpoint("qwen3", head_dim=22, num_hidden_layers=num_layers)
+    options = {} if family == "stablelm" else {"head_dim": 22}
+    directory, _ = make_checkpoint(family, **options, num_hidden_layers=num_layers)
     model = load(directory, dtype)
     attention = make_attention(model.attention.shape, model.device)
     decoder = Decoder(model.spec, model.decoder.weights, attention)

@@ -13,6 +13,7 @@ from typing import Any
 from octavo.errors import ConfigError, shown
 
 _MOST = 2**31 - 1
+_MOST_FLOAT = 1e300
 _ABSENT = object()
 
 #: Bookkeeping, training and generation fields: none changes a logit of the forward pass.
@@ -57,7 +58,7 @@ class ConfigFields:
     def number(self, name: str, default: float | None = None) -> float:
         """Take a positive number; without a default the field must be there."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if not _is_positive(value):
             raise self.error(name, value, "a positive number")
         return float(value)
 
@@ -72,9 +73,8 @@ class ConfigFields:
         values = self._value(name, None)
         if not isinstance(values, list) or not values:
             raise self.error(name, values, "a list of positive numbers")
-        for value in values:
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise self.error(name, values, "a list of positive numbers")
+        if not all(map(_is_positive, values)):
+            raise self.error(name, values, "a list of positive numbers")
         return tuple(map(float, values))
 
     def only(self, name: str, allowed: float) -> None:
@@ -120,3 +120,10 @@ class ConfigFields:
         if value is None:
             raise ConfigError(f"{self._where} has no {name}, which is needed")
         return value
+
+
+def _is_positive(value: Any) -> bool:
+    """Tell whether a value of JSON, which may be Infinity, is a positive number and finite."""
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _MOST_FLOAT
+    )

@@ -77,6 +77,8 @@ class RopeSpec:
         if (partial is None and part != 1.0) or not 2 <= dim <= head_dim or dim % 2:
             raise ConfigError("partial or odd rotary dimensions are not supported by this family")
         theta = fields.number("rope_theta", theta or _DEFAULT_THETA)
+        if theta <= 1:
+            raise fields.error("rope_theta", theta, "a number above 1")
         options = _scaling_options(kind, fields, max_len)
         # transformers writes the field for every kind it ever set; only some of them use it.
         fields.refuse_the_rest(harmless=("original_max_position_embeddings",))
@@ -133,6 +135,8 @@ def _scaling_options(kind: str, fields: ConfigFields, max_len: int) -> dict[str,
 
 def _longrope_options(fields: ConfigFields, max_len: int) -> dict[str, Any]:
     original_max_len = fields.integer("original_max_position_embeddings", max_len)
+    if original_max_len < 2:
+        raise fields.error("original_max_position_embeddings", original_max_len, "at least 2")
     factor = fields.number("factor", max_len / original_max_len)
     attention_factor = fields.optional_number("attention_factor")
     if attention_factor is None:
