@@ -43,7 +43,9 @@ def make_packed_groups(
     to_int8: bool = False,
     instructions: InstructionSet | None = None,
 ) -> PackedGroups | None:
-    """Return room for the weights of groups, all zero, or None where native code does not serve.
+    """Return room for the weights of groups, or None where native code does not serve.
+
+    What a weight is that has not been packed yet is not defined.
 
     Args:
         shape: Groups, outputs and inputs.
@@ -67,7 +69,7 @@ def make_packed_groups(
         )
     sizes = (in_features, out_features)
     one = empty_panels(library_named(chosen.name), sizes, dtype, to_int8)
-    panels = one.new_zeros(groups, len(one))
+    panels = one.new_empty(groups, len(one))
     return PackedGroups(panels, dtype, in_features, out_features, is_gated, chosen.name)
 
 

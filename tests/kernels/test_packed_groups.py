@@ -117,13 +117,6 @@ def test_a_weight_takes_the_place_of_another(dtype, instructions, make):
     assert torch.equal(after[210:230], before[210:230])
 
 
-def test_a_group_that_was_not_packed_yet_gives_zeros(dtype):
-    packed = make_packed_groups((2, 33, 5), dtype)
-    x = torch.randn(4, 5).to(dtype)
-    out = packed_grouped_linear(x, packed, torch.tensor([0, 2, 4]))
-    assert torch.equal(out, torch.zeros(4, 33, dtype=dtype))
-
-
 def test_no_rows_are_computed_where_there_are_none(dtype, make, make_poisoned):
     _, packed = make(8, 4, dtype)
     out = make_poisoned(3, 8, dtype=dtype)

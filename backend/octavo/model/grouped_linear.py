@@ -20,7 +20,7 @@ from octavo_kernels import (
 
 
 class GroupedLinear:
-    """Multiply groups of rows, each by a weight of its own; there is room for all of them.
+    """Multiply groups of rows, each by a weight of its own; what was not filled is not defined.
 
     Args:
         shape: groups, outputs and inputs.
@@ -45,7 +45,7 @@ class GroupedLinear:
         )
         assert self._packed is not None or not to_int8, f"{dtype} cannot be packed"
         is_plain = self._packed is None
-        self._plain = torch.zeros(shape, dtype=dtype, device=device) if is_plain else None
+        self._plain = torch.empty(shape, dtype=dtype, device=device) if is_plain else None
 
     def fill(self, group: int, weight: torch.Tensor) -> None:
         """Give a group its weight [out, in], contiguous, which is not kept."""
