@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from gpu.context import Context
+from gpu.expert_operations import expert_operations
 from gpu.logit_operations import logit_operations
 from gpu.paths import ROOT, search_path
 from gpu.report import Line, Section, Verdict
@@ -45,7 +46,7 @@ _ATTENTION_TOLERANCES = {
 def kernels(context: Context) -> list[Section]:
     """Compare everything that runs on the device with its reference."""
     torch.manual_seed(1)
-    operations = [*row_operations(), *logit_operations()]
+    operations = [*row_operations(), *logit_operations(), *expert_operations()]
     lines = [_row_line(operation, context) for operation in operations]
     lines += [_attention_line(name, context) for name in _ATTENTIONS]
     lines.append(_moves_line(context))
