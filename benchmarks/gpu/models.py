@@ -93,7 +93,7 @@ def random_model(size: ModelSize, dtype: torch.dtype, device: torch.device) -> M
         reader = WeightReader(tensors, part, dtype, device, make_linear, GroupedLinear)
         weights = reader.read(max_len)
         decoder = Decoder(spec, weights, attention)
-        return LoadedModel(spec, decoder, attention, dtype, device, Path("random"), max_len)
+        return LoadedModel(spec, decoder, attention, dtype, device, Path("random"), max_len, {})
 
     return load
 
