@@ -131,7 +131,7 @@ def test_it_says_what_transformers_says_in_chunks_and_batches_and_preempted(
 ):
     directory, model = make_model(model_type, **ARCHITECTURES[model_type])
     options = {"max_num_batched_tokens": 48, "max_num_seqs": 8, "enable_prefix_caching": False}
-    options |= {"num_kv_blocks": 32, "swap_space_bytes": 0, "cpu_threads": 2}
+    options |= {"num_kv_blocks": 32, "swap_space_bytes": 0, "cpu_threads": 1}
     config = EngineConfig(str(directory), model_impl="transformers", **options)
     runner = ModelRunner(config)
     prompts = make_prompts(LENGTHS)

@@ -68,9 +68,9 @@ def _silu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
 
 
 def _gelu(x: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
-    if approximate == "none":
-        return F.gelu(x)
     wide = x.float()
+    if approximate == "none":
+        return (0.5 * wide * (1 + torch.erf(wide * math.sqrt(0.5)))).to(x.dtype)
     inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
     return (0.5 * wide * (1 + torch.tanh(inner))).to(x.dtype)
 
