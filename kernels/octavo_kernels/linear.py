@@ -15,6 +15,8 @@ from octavo_kernels._linear_launch import choose_linear
 from octavo_kernels._register import register
 
 _TILE_ROWS = 32
+#: With fewer outputs than 12, MKL gives a float32 row other bits in another place among the rows.
+_MIN_OUTPUTS = 16
 
 
 def linear_reference(
@@ -81,8 +83,11 @@ def _multiply_tiles(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
 ) -> None:
     """Multiply a fixed number of rows at a time by torch's own product, the last ones padded."""
-    rows = x.shape[0]
+    rows, outputs = out.shape
     padded = F.pad(x, (0, 0, 0, -rows % _TILE_ROWS))
+    if outputs < _MIN_OUTPUTS:
+        weight = F.pad(weight, (0, 0, 0, _MIN_OUTPUTS - outputs))
+        bias = None if bias is None else F.pad(bias, (0, _MIN_OUTPUTS - outputs))
     for first in range(0, rows, _TILE_ROWS):
         product = F.linear(padded[first : first + _TILE_ROWS], weight, bias)
-        out[first : first + _TILE_ROWS] = product[: rows - first]
+        out[first : first + _TILE_ROWS] = product[: rows - first, :outputs]

@@ -32,7 +32,7 @@ def test_rows_may_be_slices_and_out_is_filled(dtype, make_poisoned):
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("sizes", [(576, 960), (1536, 576), (33, 50)])
+@pytest.mark.parametrize("sizes", [(576, 960), (1536, 576), (33, 50), (53, 7)])
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(sizes, has_bias, dtype):
     in_features, out_features = sizes
     x, weight = torch.randn(100, in_features).to(dtype), torch.randn(sizes[::-1]).to(dtype)
