@@ -3,11 +3,11 @@
     python -m benchmarks.mixed --docs docs
 
 Both sides play the 64 mixed requests, sent all at once, in turns (A B A B …), with the same number
-of threads; every play has new prompts, which no cache has seen. Static batching is transformers'
-`generate` on eight requests at a time, in the order of arrival, each batch until its longest output
-ends: then its answers are sent. A play is repeated when other processes took more than 5 % of the
-CPU; a round in which that did not help is void. How memory is used is counted, by
-`benchmarks.memory`.
+of threads; every play has new prompts, which no cache has seen. Static batching is Octavo's own
+traditional mode (`octavo.static_engine`), which is transformers' `generate` on eight requests at a
+time, in the order of arrival, each batch until its longest output ends: then its answers count as
+sent. A play is repeated when other processes took more than 5 % of the CPU; a round in which that
+did not help is void. How memory is used is counted, by `benchmarks.memory`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from benchmarks.peers.measure import check
 from benchmarks.peers.octavo_side import OctavoSide
 from benchmarks.peers.report import Spread, machine
 from benchmarks.peers.side import Reply, Resources, Side
-from benchmarks.peers.transformers_side import BATCH_SIZE, StaticSide, ThisEnvironment
+from benchmarks.peers.transformers_side import BATCH_SIZE, ThisEnvironment
 from benchmarks.quiet import MOST_ATTEMPTS, QuietWatch
 from benchmarks.script_options import COUNT, QUICK_HELP, QUICK_NOTE, OutputFile, OutputFolder
+from benchmarks.static_side import StaticEngineSide
 from benchmarks.workload import mixed_workload
 
 MIXED = WORKLOADS[0]
@@ -79,7 +80,10 @@ class Row:
 def main(rounds: int, quick: bool, json_path: Path | None, docs: Path | None) -> None:
     """Compare memory, latencies and output tokens per second."""
     resources = Resources(tuple(sorted(os.sched_getaffinity(0))), KV_BYTES)
-    sides: tuple[Side, Side] = (OctavoSide(resources), StaticSide(resources, ThisEnvironment()))
+    sides: tuple[Side, Side] = (
+        OctavoSide(resources),
+        StaticEngineSide(resources, ThisEnvironment()),
+    )
     versions = {side.name: dict(side.install()) for side in sides}
     with started(sides):
         plays = [
@@ -121,7 +125,7 @@ def counted(side: Side, round_number: int, quick: bool) -> Play:
         with QuietWatch(roots=[side.process_id]) as watch:
             replies = side.play(load)
         check(load, replies)
-        ends_s = batch_ends_s(replies) if side.name == StaticSide.name else ends_of(replies)
+        ends_s = batch_ends_s(replies) if side.name == StaticEngineSide.name else ends_of(replies)
         play = summary(side.name, round_number, load, ends_s, watch)
         void = "" if play.is_valid else "  VOID: the machine was busy"
         click.echo(
@@ -197,7 +201,9 @@ def play_rows(plays: Sequence[Play]) -> list[Row]:
     rounds: dict[int, dict[str, Play]] = {}
     for play in plays:
         rounds.setdefault(play.round, {})[play.side] = play
-    all_pairs = [(sides[OctavoSide.name], sides[StaticSide.name]) for sides in rounds.values()]
+    all_pairs = [
+        (sides[OctavoSide.name], sides[StaticEngineSide.name]) for sides in rounds.values()
+    ]
     pairs = [pair for pair in all_pairs if all(play.is_valid for play in pair)]
     void = "" if pairs else "VOID: "
     return [

@@ -59,6 +59,7 @@ class StaticSide(WorkerSide):
     name = "static"
     title = "transformers static x8"
     transport = "in process"
+    worker = Path(__file__).with_name("transformers_worker.py")
 
     def __init__(
         self, resources: Resources, environment: PythonEnvironment = OWN_ENVIRONMENT
@@ -81,10 +82,9 @@ class StaticSide(WorkerSide):
 
     def start(self) -> None:
         """Start the worker."""
-        worker = Path(__file__).with_name("transformers_worker.py")
         threads = self._resources.threads
         self._launch(
-            [str(self._environment.python), str(worker)],
+            [str(self._environment.python), str(self.worker)],
             self._environment.folder / f"{self.name}.log",
             {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
             {"model": str(demo_checkpoint()), "threads": threads, **self._mode},

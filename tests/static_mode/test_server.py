@@ -20,7 +20,7 @@ from octavo_client import Client, Delta, InvalidRequest, Unavailable
 
 pytestmark = pytest.mark.e2e
 
-MODELS = ("mamba", "jamba", "bloom", "falcon", "deepseek_v3", "t5", "bart")
+MODELS = ("mamba", "jamba", "bloom", "deepseek_v3", "t5", "bart")
 FIRST, *OTHERS = MODELS
 PROMPTS = [
     [random.Random(place).randrange(8, 257) for place in range(length)]
