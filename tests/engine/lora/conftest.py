@@ -12,22 +12,23 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-#: What each adapter's config says, and the dtype of its tensors.
+ATTENTION = ["q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"]
+MLP = ["gate_proj", "up_proj", "gate_up_proj", "down_proj"]
+#: What each adapter's config says, and the dtype of its tensors. Some names are of some models.
 CONFIGS: dict[str, tuple[dict[str, Any], torch.dtype]] = {
-    "everywhere": ({"r": 3, "lora_alpha": 6, "target_modules": ALL}, torch.float32),
+    "everywhere": ({"r": 3, "lora_alpha": 6, "target_modules": ATTENTION + MLP}, torch.float32),
     "some": (
         {
             "r": 5,
             "lora_alpha": 4,
             "use_rslora": True,
-            "target_modules": ["v_proj", "q_proj"],
+            "target_modules": ["v_proj", "q_proj", "qkv_proj"],
             "rank_pattern": {"v_proj": 2},
             "alpha_pattern": {"layers.1.self_attn.q_proj": 9},
         },
         torch.bfloat16,
     ),
-    "mlp": ({"r": 1, "lora_alpha": 1, "target_modules": ["up_proj", "down_proj"]}, torch.float32),
+    "mlp": ({"r": 1, "lora_alpha": 1, "target_modules": MLP[1:]}, torch.float32),
 }
 
 
