@@ -54,5 +54,7 @@ class StepAdapters:
         if low_rank is None:
             return
         rows, starts = self.adapted.rows, self.adapted.starts
-        added = low_rank.up(low_rank.down(x[rows].float(), starts), starts)
-        product[rows] = added.add_(product[rows]).to(product.dtype)
+        own = x.index_select(0, rows).float()
+        added = low_rank.up(low_rank.down(own, starts), starts)
+        added += product.index_select(0, rows)
+        product.index_copy_(0, rows, added.to(product.dtype))
