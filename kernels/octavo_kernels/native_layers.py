@@ -39,8 +39,6 @@ from octavo_kernels.native_attention import NativeAttention
 from octavo_kernels.packed_linear import NativeLinear
 
 _WRITE, _SUM = 1, 3  # as Stage in layers.cpp
-
-
 _NORMS = "input_norm attention_norm mlp_norm output_norm q_norm k_norm".split()
 
 

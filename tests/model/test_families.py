@@ -293,7 +293,11 @@ REFUSED = [
     (PHI4_MINI, {"interpolate_factor": 2}, "interpolate_factor = 2 but must have 1"),
     (PHI4_MINI, {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type = 'linear'"),
     (PHI4_MINI, {"partial_rotary_factor": 0.2}, "short_factor = [1.0, 1.0, 1.5] but must have 6"),
-    (PHI4_MINI, {"partial_rotary_factor": 0.05}, "partial or odd rotary dimensions"),
+    (
+        PHI4_MINI,
+        {"partial_rotary_factor": 0.05},
+        "rotates 3 of a head's 60 entries but must rotate evenly many",
+    ),
     (PHI4_MINI, {"partial_rotary_factor": float("inf")}, "inf but must have a positive number"),
     (PHI4_MINI, {"original_max_position_embeddings": 1}, "= 1 but must have at least 2"),
     (PHI4_MINI, {"rope_theta": 1}, "rope_theta = 1.0 but must have a number above 1"),

@@ -163,7 +163,10 @@ def test_windows_follow_layer_types_and_max_window_layers():
         ({"rope_scaling": {"rope_type": "proportional"}}, "rope_type = 'proportional'"),
         ({"rope_scaling": {"rope_type": "linear"}}, "has no factor"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2, "new": 1}}, "new = 1, which"),
-        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial or odd rotary dimensions"),
+        (
+            {"rope_scaling": {"partial_rotary_factor": 0.5}},
+            "rotates 32 of a head's 64 entries but must rotate all, and",
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(change, message):

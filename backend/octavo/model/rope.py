@@ -75,7 +75,11 @@ class RopeSpec:
         part = fields.number("partial_rotary_factor", partial or 1.0)
         dim = int(head_dim * part)
         if (partial is None and part != 1.0) or not 2 <= dim <= head_dim or dim % 2:
-            raise ConfigError("partial or odd rotary dimensions are not supported by this family")
+            allowed = "all, and evenly many" if partial is None else "evenly many"
+            raise ConfigError(
+                f"the model config rotates {dim} of a head's {head_dim} entries but must rotate "
+                f"{allowed} of them"
+            )
         theta = fields.number("rope_theta", theta or _DEFAULT_THETA)
         if theta <= 1:
             raise fields.error("rope_theta", theta, "a number above 1")
