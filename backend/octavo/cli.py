@@ -1,4 +1,4 @@
-"""The `octavo` command: the client's commands, `serve` and `watch`.
+"""The `octavo` command: the client's commands, `check`, `serve` and `watch`.
 
 Importing it costs no torch: the client is light, and the server's parts are imported when they
 run.
@@ -14,6 +14,7 @@ import click
 
 from octavo import __version__
 from octavo.errors import OctavoError
+from octavo.model_check.command import check
 from octavo_client.cli import COMMANDS
 from octavo_client.health_command import find_fault
 
@@ -116,5 +117,6 @@ def watch(url: str, model: str, command: tuple[str, ...]) -> None:
     raise click.exceptions.Exit(status)
 
 
+main.add_command(check)
 for command in COMMANDS:
     main.add_command(command)

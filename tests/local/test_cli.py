@@ -15,7 +15,7 @@ from octavo.local.server_options import ServerOptions
 
 
 def test_commands_are_the_clients_and_serve_and_watch() -> None:
-    names = "bench chat generate health inspect serve top watch"
+    names = "bench chat check generate health inspect serve top watch"
     assert sorted(main.commands) == names.split()
 
 

@@ -107,7 +107,7 @@ def test_adapters_take_the_native_decoder(choose):
 def test_what_no_way_can_read_is_refused_by_all(choose, model_impl):
     quantized = {"quantization_config": {"quant_method": "awq"}}
     message = refusal(choose, "gpt_neox", more=quantized, model_impl=model_impl)
-    assert message.startswith("the checkpoint is quantized (quantization_config)")
+    assert message.startswith("the checkpoint is quantized ('awq' in quantization_config)")
     code = {"auto_map": {"AutoModelForCausalLM": "evil.Evil"}}
     message = refusal(choose, "gpt_neox", more=code, model_impl=model_impl)
     assert "set option trust_remote_code to true" in message

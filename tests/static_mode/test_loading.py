@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from octavo.config import EngineConfig
 from octavo.engine_choice import load_chosen
 from octavo.errors import ConfigError
+from octavo.host_resources import host_memory
 from octavo.model.pretrained import load_pretrained
 from octavo.static_engine.engine import StaticEngine
 from octavo.static_engine.memory import RowBytes, choose_num_blocks, measure_row
@@ -166,10 +167,10 @@ def test_blocks_are_what_memory_holds_and_rows_can_use(
     options: dict[str, int], row: RowBytes, num_blocks: int
 ) -> None:
     config = EngineConfig("model", max_num_seqs=4, **options)
-    assert choose_num_blocks(config, row, 128, CPU) == num_blocks
+    assert choose_num_blocks(config, row, 128, CPU, host_memory()) == num_blocks
 
 
 def test_memory_for_no_batch_fails_the_load() -> None:
     config = EngineConfig("model", max_num_seqs=4, kv_cache_memory_bytes=1000)
     with pytest.raises(ConfigError, match=r"^1,000 bytes hold no batch of 4 rows of 300 bytes "):
-        choose_num_blocks(config, RowBytes(300, 64), 128, CPU)
+        choose_num_blocks(config, RowBytes(300, 64), 128, CPU, host_memory())

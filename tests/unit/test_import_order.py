@@ -23,8 +23,9 @@ ORDER = """
     sampling_params config option_docs request adapter
     cache.block_hash grammar sampling.token_rules beam_search sequence cache scheduler inspection
     sampling grammar_gate step_counter model
-    local.demo_model executor engine static_engine engine_choice engine_messages engine_process
-    engine_host engine_link engine_client text local llm triton_model cli
+    local.demo_model executor engine static_engine engine_choice model_check
+    engine_messages engine_process engine_host engine_link engine_client
+    text local llm triton_model cli
 """.split()
 
 #: What a package may not import, beside what ORDER says.

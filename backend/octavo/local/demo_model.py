@@ -34,10 +34,15 @@ def demo_checkpoint() -> Path:
     Raises:
         ConfigError: the package that holds the model is not installed.
     """
-    return gguf_checkpoint(_demo_gguf())
+    return gguf_checkpoint(demo_gguf())
 
 
-def _demo_gguf() -> Path:
+def demo_gguf() -> Path:
+    """Return the GGUF file of the demo model.
+
+    Raises:
+        ConfigError: the package that holds the model is not installed.
+    """
     # The package itself is never imported: it would import a second inference engine.
     spec = importlib.util.find_spec(DEMO_PACKAGE)
     for location in (spec and spec.submodule_search_locations) or ():

@@ -75,28 +75,15 @@ class Checkpoint:
             ConfigError: names what is missing, unexpected, mis-shaped or not of a float dtype.
         """
         endings = tuple(ignored)
-        missing = [name for name in expected if name not in self._file_of]
-        unexpected = [n for n in self._file_of if n not in expected and not n.endswith(endings)]
-        slices = {n: self._file_of[n].get_slice(n) for n in expected if n in self._file_of}
-        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
-        misshaped = [
-            f"{name} {list(shape)} instead of {list(expected[name])}"
-            for name, shape in shapes.items()
-            if shape != expected[name]
-        ]
-        dtypes = {name: part.get_dtype() for name, part in slices.items()}
-        not_float = [f"{n} {kind}" for n, kind in dtypes.items() if kind not in _FLOAT_DTYPES]
-        faults = {
-            "missing": missing,
-            "unexpected": unexpected,
-            "wrong shape": misshaped,
-            "dtype not supported": not_float,
+        slices = {
+            name: file.get_slice(name)
+            for name, file in self._file_of.items()
+            if name in expected or not name.endswith(endings)
         }
-        texts = [f"{fault}: {some_names(names)}" for fault, names in faults.items() if names]
-        if texts:
-            raise ConfigError(
-                f"the tensors in {self._directory} do not fit its config; {'; '.join(texts)}"
-            )
+        kinds = {name: part.get_dtype() for name, part in slices.items() if name in expected}
+        not_float = [f"{name} {kind}" for name, kind in kinds.items() if kind not in _FLOAT_DTYPES]
+        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+        check_shapes(str(self._directory), expected, shapes, not_float)
 
     def first_dtype(self) -> torch.dtype | None:
         """Return the dtype of the first tensor of a float dtype; None if there is none."""
@@ -115,6 +102,38 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             raise ConfigError(f"{self._path_of[name]} cannot be read: {error}") from None
         return tensor
+
+
+def check_shapes(
+    where: str,
+    expected: Mapping[str, tuple[int, ...]],
+    found: Mapping[str, tuple[int, ...]],
+    not_float: list[str],
+) -> None:
+    """Refuse tensors that are not exactly the expected ones.
+
+    Args:
+        where: they are.
+        expected: shape by name.
+        found: shape by name.
+        not_float: what messages call those whose dtype is not one of floats.
+
+    Raises:
+        ConfigError: names what is missing, unexpected or mis-shaped.
+    """
+    faults = {
+        "missing": [name for name in expected if name not in found],
+        "unexpected": [name for name in found if name not in expected],
+        "wrong shape": [
+            f"{name} {list(found[name])} instead of {list(shape)}"
+            for name, shape in expected.items()
+            if name in found and found[name] != shape
+        ],
+        "dtype not supported": not_float,
+    }
+    texts = [f"{fault}: {some_names(names)}" for fault, names in faults.items() if names]
+    if texts:
+        raise ConfigError(f"the tensors in {where} do not fit its config; {'; '.join(texts)}")
 
 
 def read_json(path: Path) -> dict[str, Any]:

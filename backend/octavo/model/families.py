@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, shown
 from octavo.model import family_fields as read
 from octavo.model.config_fields import HARMLESS_FIELDS, ConfigFields
 from octavo.model.layer_kinds import Sizes
@@ -72,11 +72,14 @@ def spec_from_config(config: Mapping[str, Any] | Any) -> ModelSpec:
 
 def refuse_quantized(values: Mapping[str, Any]) -> None:
     """Raise ConfigError if a transformers config says that weights are quantized."""
-    if values.get("quantization_config"):
-        raise ConfigError(
-            "the checkpoint is quantized (quantization_config), which is not supported; "
-            "use bfloat16, float16 or float32 weights, or a GGUF file"
-        )
+    for key in ("quantization_config", "compression_config"):
+        quantization = values.get(key)
+        if quantization:
+            method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+            raise ConfigError(
+                f"the checkpoint is quantized ({shown(method or quantization)} in {key}), which "
+                "is not supported; use bfloat16, float16 or float32 weights, or a GGUF file"
+            )
 
 
 def read_token_ids(value: Any) -> tuple[int, ...]:

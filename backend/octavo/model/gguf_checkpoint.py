@@ -90,7 +90,7 @@ def convert_gguf(gguf_path: Path, directory: Path) -> None:
 
 def _convert(gguf_path: Path, directory: Path) -> None:
     file = GgufFile(gguf_path)
-    config = _model_config(file)
+    config = model_config(file)
     write_tokenizer(file, directory)
     _write_json(directory / "config.json", config)
     ids = {key: value for key, value in config.items() if key.endswith("_token_id")}
@@ -101,7 +101,12 @@ def _convert(gguf_path: Path, directory: Path) -> None:
     write_safetensors(file, directory / "model.safetensors", heads if interleaved else {})
 
 
-def _model_config(file: GgufFile) -> dict[str, Any]:
+def model_config(file: GgufFile) -> dict[str, Any]:
+    """Return the transformers config of a GGUF file.
+
+    Raises:
+        ConfigError: what it holds is not supported.
+    """
     arch = file.get("general.architecture")
     if arch not in _ARCHITECTURES:
         raise ConfigError(

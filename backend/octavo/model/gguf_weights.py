@@ -10,10 +10,11 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import quants
+from gguf import GGML_QUANT_SIZES, quants
 from gguf.gguf_reader import ReaderTensor
 
 from octavo.errors import ConfigError
@@ -57,6 +58,17 @@ def checkpoint_name(gguf_name: str) -> str:
     return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
 
 
+def tensor_shapes(file: GgufFile) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor by its transformers name, in the order of the file.
+
+    Raises:
+        ConfigError: a tensor belongs to no supported model, or cannot be dequantised.
+    """
+    for tensor in file.tensors.values():
+        _dequantize(tensor, np.zeros((1, GGML_QUANT_SIZES[tensor.tensor_type][1]), np.uint8))
+    return {checkpoint_name(name): file.tensor_shape(name) for name in file.tensors}
+
+
 def write_safetensors(file: GgufFile, path: Path, paired_heads: dict[str, int]) -> None:
     """Write every tensor of `file` to `path` as bfloat16, under its transformers name.
 
@@ -68,14 +80,9 @@ def write_safetensors(file: GgufFile, path: Path, paired_heads: dict[str, int]) 
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name in file.tensors:
-        shape = file.tensor_shape(name)
+    for name, shape in tensor_shapes(file).items():
         start, end = end, end + 2 * math.prod(shape)
-        header[checkpoint_name(name)] = {
-            "dtype": "BF16",
-            "shape": shape,
-            "data_offsets": [start, end],
-        }
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     with path.open("wb") as out:
@@ -85,17 +92,23 @@ def write_safetensors(file: GgufFile, path: Path, paired_heads: dict[str, int]) 
 
 
 def _bfloat16_bits(tensor: ReaderTensor, paired_heads: dict[str, int]) -> memoryview:
+    values = _dequantize(tensor, tensor.data)
+    match = _LAYER_TENSOR.fullmatch(tensor.name)
+    if match is not None and match[2] in paired_heads:
+        values = split_rotary_halves(values, paired_heads[match[2]])
+    return round_to_bfloat16(np.ascontiguousarray(values, dtype=np.float32)).data
+
+
+def _dequantize(tensor: ReaderTensor, data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Return data of a tensor's type as float32."""
     try:
-        values = quants.dequantize(tensor.data, tensor.tensor_type)
+        values: npt.NDArray[np.float32] = quants.dequantize(data, tensor.tensor_type)
     except NotImplementedError:
         raise ConfigError(
             f"GGUF tensor {tensor.name!r} is stored as {tensor.tensor_type.name}, "
             "which gguf cannot dequantise; requantise the file"
         ) from None
-    match = _LAYER_TENSOR.fullmatch(tensor.name)
-    if match is not None and match[2] in paired_heads:
-        values = split_rotary_halves(values, paired_heads[match[2]])
-    return round_to_bfloat16(np.ascontiguousarray(values, dtype=np.float32)).data
+    return values
 
 
 def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from octavo.model.layers import packed_bytes
 from octavo_kernels import (
     grouped_linear,
     make_packed_groups,
@@ -39,6 +40,8 @@ class GroupedLinear:
         is_gated: bool = False,
         to_int8: bool = False,
     ) -> None:
+        self.num_bytes = packed_bytes(shape, dtype, to_int8=to_int8)
+        """What all weights take, but for padding."""
         is_cpu = device.type == "cpu"
         self._packed = (
             make_packed_groups(shape, dtype, is_gated=is_gated, to_int8=to_int8) if is_cpu else None

@@ -38,7 +38,8 @@ each time. A row's place among the rows changes nothing either.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -84,6 +85,9 @@ class PackedLinear:
     ) -> None:
         self.deterministic = deterministic
         self.out_features, self.in_features = weight.shape
+        self.is_int8 = to_int8
+        self.num_bytes = packed_bytes(weight.shape, weight.dtype, to_int8=to_int8)
+        """What the weight takes, but for padding."""
         self._bias = bias
         self.native = pack_weight(weight, bias, is_gated=is_gated, to_int8=to_int8)
         """The weight for native code, or None where that does not serve."""
@@ -117,6 +121,14 @@ class PackedLinear:
             return _multiply_packed(x.expand(_MIN_ROWS, -1), self._packed, self._bias)[:1]
         assert self._plain is not None
         return self._multiply(x, self._plain, self._bias)
+
+
+def packed_bytes(shape: Sequence[int], dtype: torch.dtype, *, to_int8: bool) -> int:
+    """Return the bytes of weights [..., out, in]; those of 8 bits have a scale for each output."""
+    outputs = math.prod(shape[:-1])
+    if to_int8:
+        return outputs * (shape[-1] + torch.float32.itemsize)
+    return outputs * shape[-1] * dtype.itemsize
 
 
 class Embedding:

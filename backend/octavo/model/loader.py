@@ -6,6 +6,7 @@ blocks.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +39,8 @@ from octavo_kernels import (
     make_attention_backend,
     packs_weights,
 )
+
+logger = logging.getLogger(__name__)
 
 _IGNORED_TENSORS = ("rotary_emb.inv_freq",)
 
@@ -88,14 +91,15 @@ def load_model(
     max_model_len = choose_max_model_len(config, spec.max_position_embeddings)
     part = ModelPart.of(spec, shard)
     device = device or rank_devices(config)[0]
-    tensors = _tensors(config, directory, spec, device)
-    dtype = _dtype(config.dtype, spec, tensors)
+    tensors = open_tensors(config, directory, spec, device)
+    dtype = choose_dtype(config.dtype, spec, tensors)
     check_quantization(config.quantization, dtype, device)
     to_int8 = config.quantization == "int8"
     make_linear = partial(PackedLinear, to_int8=to_int8, deterministic=config.deterministic)
     make_grouped = partial(GroupedLinear, to_int8=to_int8)
     reader = WeightReader(tensors, part, dtype, device, make_linear, make_grouped)
     weights = reader.read(max_model_len)
+    log_weights(reader.num_bytes, dtype)
     shape = KVCacheShape(
         num_layers=part.spec.num_layers,
         num_kv_heads=part.spec.num_kv_heads,
@@ -167,9 +171,14 @@ def choose_max_model_len(config: EngineConfig, num_positions: int) -> int:
     return max_model_len
 
 
-def _tensors(
+def open_tensors(
     config: EngineConfig, directory: Path, spec: ModelSpec, device: torch.device
 ) -> TensorSource:
+    """Return where the tensors of a checkpoint are read from; their names and shapes are checked.
+
+    Raises:
+        ConfigError: they are not those of the spec, or a file is damaged.
+    """
     if config.load_format == "dummy":
         return DummyTensors(spec, device)
     checkpoint = Checkpoint(directory, allow_pickle=config.allow_pickle)
@@ -181,12 +190,19 @@ def _ignored_tensors(spec: ModelSpec) -> tuple[str, ...]:
     return (*_IGNORED_TENSORS, "lm_head.weight") if spec.tied_embeddings else _IGNORED_TENSORS
 
 
-def _dtype(option: str, spec: ModelSpec, tensors: TensorSource) -> torch.dtype:
+def choose_dtype(option: str, spec: ModelSpec, tensors: TensorSource) -> torch.dtype:
+    """Return the dtype of weights: the option's, else the config's, else that of the tensors."""
     name = spec.dtype if option == "auto" else option
     if name is None:
         return tensors.tensor(EMBEDDING).dtype
     dtype: torch.dtype = getattr(torch, name)
     return dtype
+
+
+def log_weights(num_bytes: int, dtype: torch.dtype) -> None:
+    """Log what the weights of this process take."""
+    name = str(dtype).removeprefix("torch.")
+    logger.info("weights: %s bytes, %s", f"{num_bytes:,}", name)
 
 
 def check_quantization(option: str, dtype: torch.dtype, device: torch.device) -> None:

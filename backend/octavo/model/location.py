@@ -6,12 +6,15 @@ Knows nothing of what is in it, and needs no torch: who only wants the tokenizer
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from octavo.errors import ConfigError
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+#: What a model is known by before it is downloaded.
+_HUB_CONFIGS = ("config.json", "generation_config.json")
 _HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 
@@ -44,6 +47,38 @@ def checkpoint_directory(
     return _download(model, trust_remote_code, allow_pickle)
 
 
+def is_hub_id(model: str) -> bool:
+    """Return whether a model lies at a hub and not in a file system."""
+    is_local = model.endswith(".gguf") or Path(model).expanduser().exists()
+    return not is_local and _HUB_ID.fullmatch(model) is not None
+
+
+def hub_configs(hub_id: str, *, trust_remote_code: bool = False) -> tuple[Path, Mapping[str, int]]:
+    """Return a directory of a hub checkpoint's configs, and the size in bytes of all its files.
+
+    No weights are downloaded; of its Python, all, and only if it may be used.
+
+    Raises:
+        ConfigError: there is no such model, or the hub cannot be reached.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    patterns = [*_HUB_CONFIGS, *(("*.py",) if trust_remote_code else ())]
+    try:
+        directory = Path(snapshot_download(hub_id, allow_patterns=patterns))
+        files = HfApi().model_info(hub_id, files_metadata=True).siblings or ()
+    except Exception as error:  # of HTTP libraries that change with the version of the hub's client
+        raise _not_at_hub(hub_id, error) from None
+    return directory, {file.rfilename: file.size or 0 for file in files}
+
+
+def _not_at_hub(hub_id: str, error: Exception) -> ConfigError:
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return ConfigError(
+        f"model {hub_id!r} is no local path and cannot be downloaded from the hub: {reason[0]}"
+    )
+
+
 def _download(hub_id: str, trust_remote_code: bool, allow_pickle: bool) -> Path:
     from huggingface_hub import snapshot_download
 
@@ -53,8 +88,5 @@ def _download(hub_id: str, trust_remote_code: bool, allow_pickle: bool) -> Path:
         if allow_pickle and not any(directory.glob("*.safetensors")):
             directory = Path(snapshot_download(hub_id, allow_patterns=[*patterns, *PICKLES]))
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"model {hub_id!r} is no local path and cannot be downloaded from the hub: {reason}"
-        ) from None
+        raise _not_at_hub(hub_id, error) from None
     return directory

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from octavo.model.layers import Embedding, PackedLinear
+from octavo.model.layers import Embedding, PackedLinear, packed_bytes
 
 _LINEAR = (torch.nn.Linear, Conv1D)
 
@@ -51,6 +51,29 @@ def pack_modules(model: torch.nn.Module, make_linear: LinearMaker) -> None:
     Layers of a class derived from torch's may do more, and stay as they are, as does a layer that
     shares a weight with an embedding of such a class.
     """
+    for name, embeddings in _packed_names(model):
+        _pack(model, name, embeddings, make_linear)
+
+
+def weight_bytes(model: torch.nn.Module, *, to_int8: bool) -> int:
+    """Return what a model's weights take once its layers are packed, but for padding.
+
+    Args:
+        model: not packed yet; it may have shapes alone.
+        to_int8: whether packed weights are of 8 bits.
+    """
+    total = sum(parameter.nbytes for parameter in model.parameters())
+    for name, embeddings in _packed_names(model) if to_int8 else ():
+        module = model.get_submodule(name)
+        weight = module.get_parameter("weight")
+        shape = weight.shape[::-1] if isinstance(module, Conv1D) else weight.shape
+        total += packed_bytes(shape, weight.dtype, to_int8=True)
+        total -= 0 if embeddings else weight.nbytes
+    return total
+
+
+def _packed_names(model: torch.nn.Module) -> list[tuple[str, list[str]]]:
+    """Return the layers that are packed, each with the embeddings that share its weight."""
     plain: dict[int, list[str]] = {}
     derived: set[int] = set()
     for name, module in model.named_modules():
@@ -60,10 +83,8 @@ def pack_modules(model: torch.nn.Module, make_linear: LinearMaker) -> None:
             derived.add(id(module.weight))
     # Names and not modules, which would keep every weight until the last is packed.
     names = [name for name, module in model.named_modules() if type(module) in _LINEAR]
-    for name in names:
-        key = id(model.get_submodule(name).weight)
-        if key not in derived:
-            _pack(model, name, plain.get(key, []), make_linear)
+    keys = {name: id(model.get_submodule(name).weight) for name in names}
+    return [(name, plain.get(key, [])) for name, key in keys.items() if key not in derived]
 
 
 def _pack(

@@ -16,8 +16,14 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError, shown
 from octavo.model.checkpoint import Checkpoint
 from octavo.model.devices import rank_devices
-from octavo.model.loader import choose_max_model_len, end_tokens, read_model_config
+from octavo.model.loader import (
+    choose_max_model_len,
+    end_tokens,
+    log_weights,
+    read_model_config,
+)
 from octavo.model.location import checkpoint_directory
+from octavo.model.packed_modules import weight_bytes
 from octavo.model.pretrained_weights import load_weights
 
 #: Of a model that has no limit of its own, or says none; in tokens, unless `max_model_len` is.
@@ -61,18 +67,58 @@ def load_pretrained(config: EngineConfig) -> PretrainedModel:
         # Opens every file of weights, and refuses what is damaged or may not be read.
         Checkpoint(directory, allow_pickle=config.allow_pickle)
     hf_config = _read_config(directory, trust)
-    factory = (
-        transformers.AutoModelForSeq2SeqLM
-        if hf_config.is_encoder_decoder
-        else transformers.AutoModelForCausalLM
-    )
-    module = load_weights(factory, directory, hf_config, config, dtype=_dtype(config, hf_config))
+    dtype = _dtype(config, hf_config)
+    module = load_weights(_factory(hf_config), directory, hf_config, config, dtype=dtype)
     _check_class(module, named)
-    text = hf_config.get_text_config()
+    log_weights(weight_bytes(module, to_int8=False), module.dtype)
+    return _pretrained(config, directory, module.to(device), device)
+
+
+def make_without_weights(
+    config: EngineConfig, directory: Path, dtype: torch.dtype
+) -> PretrainedModel:
+    """Return the model of a checkpoint's config on torch's meta device, where it has shapes alone.
+
+    Args:
+        config: the options.
+        directory: of the checkpoint's configs.
+        dtype: of the model.
+
+    Raises:
+        ConfigError: transformers has no class for it that generates text, its code is not trusted,
+            or its weights are quantized.
+    """
+    trust = config.trust_remote_code
+    named = read_model_config(directory, trust_remote_code=trust).get("architectures") or []
+    hf_config = _read_config(directory, trust)
+    try:
+        with torch.device("meta"):
+            module = _factory(hf_config).from_config(
+                hf_config, dtype=dtype, trust_remote_code=trust
+            )
+    except Exception as error:  # whatever the code of hundreds of models raises
+        raise ConfigError(
+            f"transformers cannot make the model of {directory}: {type(error).__name__}: {error}"
+        ) from None
+    _check_class(module, named)
+    return _pretrained(config, directory, module, torch.device("meta"))
+
+
+def _factory(hf_config: Any) -> Any:
+    """Return what makes the model of a config that generates text."""
+    if hf_config.is_encoder_decoder:
+        return transformers.AutoModelForSeq2SeqLM
+    return transformers.AutoModelForCausalLM
+
+
+def _pretrained(
+    config: EngineConfig, directory: Path, module: Any, device: torch.device
+) -> PretrainedModel:
+    text = module.config.get_text_config()
     return PretrainedModel(
-        module.eval().to(device),
+        module.eval(),
         device,
-        hf_config.is_encoder_decoder,
+        module.config.is_encoder_decoder,
         end_tokens(directory, getattr(text, "eos_token_id", None)),
         _max_model_len(config, text),
     )

@@ -7,17 +7,16 @@ architecture, or of how a model is run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.model.load_progress import transformers_logged
 
 _NAMES_SHOWN = 4
 
@@ -47,7 +46,7 @@ def load_weights(
     try:
         if config.load_format == "dummy":
             return _draw(factory, directory, hf_config, how)
-        with _no_progress_bars():
+        with transformers_logged():
             model, info = factory.from_pretrained(
                 directory,
                 config=hf_config,
@@ -97,16 +96,3 @@ def _check_tensors(directory: Path, info: Mapping[str, Any]) -> None:
 def _some(names: list[str]) -> str:
     rest = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Keep transformers' bars out of a log."""
-    if not transformers_logging.is_progress_bar_enabled():
-        yield
-        return
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.enable_progress_bar()

@@ -25,8 +25,9 @@ from octavo.model.loader import (
     check_quantization,
     choose_max_model_len,
     end_tokens,
+    log_weights,
 )
-from octavo.model.packed_modules import PackedModule, pack_modules
+from octavo.model.packed_modules import PackedModule, pack_modules, weight_bytes
 from octavo.model.paged_check import TOLERANCES, PagedCheck
 from octavo.model.pretrained_weights import load_weights
 from octavo.model.row_independence import make_rows_independent
@@ -66,7 +67,7 @@ def load_transformers_model(
     """
     max_model_len = choose_max_model_len(config, traced.max_position_embeddings)
     (device,) = rank_devices(config)
-    dtype = _dtype(config, directory, traced)
+    dtype = choose_dtype(config, directory, traced)
     check_quantization(config.quantization, dtype, device)
     model = load_weights(
         AutoModelForCausalLM,
@@ -79,6 +80,7 @@ def load_transformers_model(
     )
     model = model.eval().to(device)
     vocab_size = model.get_output_embeddings().weight.shape[0]
+    log_weights(weight_bytes(model, to_int8=config.quantization == "int8"), dtype)
     check = PagedCheck(model, vocab_size, max_model_len, device)
     make_linear = partial(
         PackedLinear,
@@ -124,7 +126,7 @@ def _compare(check: PagedCheck, decoder: TransformersModel, tolerance: float) ->
         )
 
 
-def _dtype(config: EngineConfig, directory: Path, traced: TracedModel) -> torch.dtype:
+def choose_dtype(config: EngineConfig, directory: Path, traced: TracedModel) -> torch.dtype:
     """Return the dtype of the weights; a checkpoint's files are opened, and damage is found."""
     checkpoint = None
     if config.load_format != "dummy":

@@ -19,6 +19,7 @@ from octavo.model.experts import Experts
 from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.layer_weights import DecoderWeights, LayerWeights, Mlp
 from octavo.model.layers import Embedding, PackedLinear
+from octavo.model.load_progress import logged
 from octavo.model.norms import LayerNorm, Norm, RmsNorm
 from octavo.model.rope import RopeSpec, rotary_table
 from octavo.model.shard import ModelPart
@@ -62,15 +63,19 @@ class WeightReader:
         self._make_linear = make_linear
         self._make_grouped = make_grouped
         self._scratch = torch.empty(0, dtype=dtype, device=device)
+        self.num_bytes = 0
+        """What the weights that are read take, but for the padding of packed ones."""
 
     def read(self, max_len: int) -> DecoderWeights:
         """Return the weights, for `max_len` positions."""
         part = self._part
         embedding, lm_head = self._vocabulary()
         tables = {rope: self._table(rope, max_len) for rope in set(part.spec.ropes)}
+        count = len(part.layers)
+        indices = logged(range(count), count, "layers")
         return DecoderWeights(
             embedding=embedding,
-            layers=tuple(self._layer(index, tables) for index in range(len(part.layers))),
+            layers=tuple(self._layer(index, tables) for index in indices),
             final_norm=self._norm(names.FINAL_NORM) if part.shard.is_last_stage else None,
             lm_head=lm_head,
             max_len=max_len,
@@ -86,11 +91,16 @@ class WeightReader:
         if not self._part.spec.tied_embeddings:
             embedding = self._tensor([(names.EMBEDDING, tokens)]) if is_first else None
             lm_head = self._linear([(names.LM_HEAD, tokens)], False) if is_last else None
+            self.num_bytes += 0 if embedding is None else embedding.nbytes
             return None if embedding is None else Embedding(embedding), lm_head
         if not is_first and not is_last:
             return None, None
         weight = self._tensor([(names.EMBEDDING, tokens)])
         lm_head = self._make_linear(weight) if is_last else None
+        self.num_bytes += weight.nbytes if is_first else 0
+        # One weight serves both unless the projection has a copy of fewer bits.
+        if lm_head is not None and (lm_head.is_int8 or not is_first):
+            self.num_bytes += lm_head.num_bytes
         return Embedding(weight, lm_head) if is_first else None, lm_head
 
     def _layer(
@@ -168,6 +178,7 @@ class WeightReader:
         router = self._tensor([(f"{prefix}{stored.router}.weight", ALL)])
         experts = Experts(spec, self._make_linear(router, to_int8=False), gate_up, down)
         # No adapter changes experts.
+        self.num_bytes += gate_up.num_bytes + down.num_bytes + router.nbytes
         return lambda hidden, step: experts(hidden)
 
     @property
@@ -179,8 +190,11 @@ class WeightReader:
         """Return a norm, whose weights stay as exact as the model's dtype has them."""
         spec = self._part.spec.norm
         weight = self._tensor([(f"{name}.weight", ALL)]).float()
+        self.num_bytes += weight.nbytes
         if spec.kind == "layer":
-            return LayerNorm(weight, self._tensor([(f"{name}.bias", ALL)]).float(), spec.eps)
+            bias = self._tensor([(f"{name}.bias", ALL)]).float()
+            self.num_bytes += bias.nbytes
+            return LayerNorm(weight, bias, spec.eps)
         return RmsNorm(weight + 1.0 if spec.adds_one else weight, spec.eps)
 
     def _linear(
@@ -190,6 +204,7 @@ class WeightReader:
         bias = self._tensor([(f"{n}.bias", part) for n, part in rows]) if has_bias else None
         weight = self._scratched([(f"{n}.weight", part) for n, part in rows], columns)
         linear = self._make_linear(weight, bias, is_gated=is_gated)
+        self.num_bytes += linear.num_bytes + (0 if bias is None else bias.nbytes)
         if linear.keeps_weight:
             self._scratch = self._scratch.new_empty(0)
         return linear

@@ -37,7 +37,7 @@ class StaticEngine(Engine):
     """
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        _check_options(config)
+        check_options(config)
         self._static_runner = runner = StaticRunner(config)
         single = runner.batch_kind is BatchKind.SINGLE
         own = replace(
@@ -117,7 +117,12 @@ class StaticEngine(Engine):
             )
 
 
-def _check_options(config: EngineConfig) -> None:
+def check_options(config: EngineConfig) -> None:
+    """Refuse options that have no meaning in the traditional mode.
+
+    Raises:
+        ConfigError: names one.
+    """
     for name, allowed in (
         ("tensor_parallel_size", 1),
         ("pipeline_parallel_size", 1),

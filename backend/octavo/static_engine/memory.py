@@ -15,7 +15,7 @@ import torch
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.executor.kv_storage import kv_memory_bytes
-from octavo.host_resources import host_memory
+from octavo.host_resources import HostMemory
 from octavo.model.pretrained import PretrainedModel
 from octavo.scheduler.admission import RESERVE
 
@@ -41,12 +41,25 @@ def measure_row(model: PretrainedModel) -> RowBytes:
 
 
 def choose_num_blocks(
-    config: EngineConfig, row: RowBytes, row_tokens: int, device: torch.device
+    config: EngineConfig,
+    row: RowBytes,
+    row_tokens: int,
+    device: torch.device,
+    memory: HostMemory,
+    reserved_bytes: int = 0,
 ) -> int:
     """Return how many blocks of `block_size` tokens a batch may reserve over all its rows.
 
     `num_kv_blocks` decides if given, then the memory as it does for blocks of KV; there are never
     more than `max_num_seqs` rows of `row_tokens` can use.
+
+    Args:
+        config: the options.
+        row: what a row takes.
+        row_tokens: the most that a row may have.
+        device: of the model.
+        memory: of the host.
+        reserved_bytes: free memory of a GPU that weights will take.
 
     Raises:
         ConfigError: not even one block fits.
@@ -56,7 +69,7 @@ def choose_num_blocks(
     most = int(config.max_num_seqs * blocks_of_row / (1.0 - RESERVE)) + 2
     if config.num_kv_blocks is not None:
         return min(config.num_kv_blocks, most)
-    memory_bytes = kv_memory_bytes(config, device, host_memory())
+    memory_bytes = kv_memory_bytes(config, device, memory, reserved_bytes)
     rest = memory_bytes - config.max_num_seqs * row.fixed
     needed = row.per_token * config.block_size
     num_blocks = min(most, rest // needed) if needed else most
@@ -75,7 +88,9 @@ def _kept_bytes(model: PretrainedModel, num_tokens: int) -> int:
     start = {"decoder_input_ids": token_ids[:, :1]} if model.is_encoder_decoder else {}
     output = model.module(input_ids=token_ids, use_cache=True, **start)
     kept = {key: value for key, value in output.items() if key != "logits"}
-    sizes = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors(kept, _MOST_DEPTH)}
+    found = _tensors(kept, _MOST_DEPTH)
+    # On the meta device nothing has an address.
+    sizes = {tensor.data_ptr() or id(tensor): tensor.nbytes for tensor in found}
     return sum(sizes.values())
 
 

@@ -18,7 +18,7 @@ import torch
 from octavo.adapter import Adapter
 from octavo.config import EngineConfig
 from octavo.executor.prompt_scores import PromptScores
-from octavo.host_resources import usable_cores
+from octavo.host_resources import host_memory, usable_cores
 from octavo.model.devices import use_device
 from octavo.model.pretrained import load_pretrained
 from octavo.scheduler.output import SchedulerOutput
@@ -60,7 +60,9 @@ class StaticRunner:
         self._generation = Generation(model)
         self.batch_kind = find_batch_kind(self._generation, self.vocab_size, model.module.dtype)
         row = measure_row(model)
-        self.num_blocks = choose_num_blocks(config, row, self.max_model_len, model.device)
+        self.num_blocks = choose_num_blocks(
+            config, row, self.max_model_len, model.device, host_memory()
+        )
         self._rows: dict[tuple[str, int], int] = {}
         """Of the sequences of the batch, by request and answer."""
         self._scores: PromptScores | None = None

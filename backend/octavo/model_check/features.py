@@ -1,0 +1,76 @@
+"""Which features a model does without in each way of being served, and why.
+
+Knows nothing of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from octavo.config import EngineConfig
+from octavo.model.spec import ModelSpec
+from octavo.model_check.report import FeatureOff
+from octavo_kernels import packs_weights
+
+_STATIC = {
+    "paged KV": "batches of whole requests run, each with a cache of transformers' own",
+    "requests that join at every step": "who comes later waits until the batch has ended",
+    "prefix cache": "no cache outlives its batch",
+    "chunks of prompts": "a prompt is computed whole",
+    "swap": "no KV leaves the device",
+    "beam search": "blocks are needed to share what beams have in common",
+    "int8": "transformers' own layers compute",
+}
+
+
+def features_off(
+    config: EngineConfig,
+    tier: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    spec: ModelSpec | None = None,
+) -> tuple[FeatureOff, ...]:
+    """Return what is off.
+
+    Args:
+        config: the options.
+        tier: the way the model is served in.
+        dtype: of the weights.
+        device: where it computes.
+        spec: of a native model.
+    """
+    pairs = _static_off() if tier == "static" else _paged_off(config, tier, dtype, device, spec)
+    return tuple(FeatureOff(*pair) for pair in pairs)
+
+
+def _static_off() -> Iterator[tuple[str, str]]:
+    yield from _STATIC.items()
+    yield from _not_native()
+
+
+def _not_native() -> Iterator[tuple[str, str]]:
+    yield "several ranks", "they take the native decoder"
+    yield "LoRA", "adapters take the native decoder"
+
+
+def _paged_off(
+    config: EngineConfig,
+    tier: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    spec: ModelSpec | None,
+) -> Iterator[tuple[str, str]]:
+    if tier != "native":
+        yield from _not_native()
+    if spec is not None and spec.qk_norm == "all":
+        yield "tensor parallel ranks", "the model normalises all its heads as one"
+    if spec is not None and spec.experts is not None:
+        yield "LoRA of experts", "adapters change attention and plain MLPs"
+    if not packs_weights(dtype, device):
+        where = "on a CPU" if device.type != "cpu" else "that is not built here"
+        yield "int8", f"it takes native code {where}"
+    if device.type == "cuda" and (tier != "native" or config.num_ranks > 1):
+        why = "several GPUs exchange results" if tier == "native" else "transformers' modules run"
+        yield "CUDA graphs", f"{why} within a step"
