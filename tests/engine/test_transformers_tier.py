@@ -78,7 +78,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN, "rope_theta": 1e4, "llama_4_scaling_beta": 0.1},
     },
     "modernbert-decoder": {**BASE, "local_attention": 30, "global_attn_every_n_layers": 2},
-    "moshi": {**GROUPED, "head_dim": 10},
     "nanochat": GROUPED,
     "nemotron": GROUPED,
     "olmo": GROUPED,

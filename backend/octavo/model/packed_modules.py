@@ -12,6 +12,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from octavo.model.layers import Embedding, PackedLinear, packed_bytes
+from octavo_kernels import packs_weights
 
 _LINEAR = (torch.nn.Linear, Conv1D)
 
@@ -87,13 +88,22 @@ def _packed_names(model: torch.nn.Module) -> list[tuple[str, list[str]]]:
     return [(name, plain.get(key, [])) for name, key in keys.items() if key not in derived]
 
 
+def leave_files(model: torch.nn.Module) -> None:
+    """Copy what is left of a model's tensors to memory of their own; they may lie in a file."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+
+
 def _pack(
     model: torch.nn.Module, name: str, embeddings: list[str], make_linear: LinearMaker
 ) -> None:
     module = model.get_submodule(name)
     weight, bias = module.get_parameter("weight").detach(), module.bias
-    weight = weight.t().contiguous() if isinstance(module, Conv1D) else weight
-    linear = make_linear(weight, bias.detach() if isinstance(bias, torch.Tensor) else None)
+    if isinstance(module, Conv1D):
+        weight = weight.t().contiguous()
+    elif not packs_weights(weight.dtype, weight.device):
+        weight = weight.clone()  # it is kept, and may lie in a file
+    linear = make_linear(weight, bias.detach().clone() if isinstance(bias, torch.Tensor) else None)
     model.set_submodule(name, PackedModule(linear))
     for embedding in embeddings:
         model.set_submodule(embedding, PackedEmbedding(Embedding(weight, linear)))

@@ -27,7 +27,7 @@ from octavo.model.loader import (
     end_tokens,
     log_weights,
 )
-from octavo.model.packed_modules import PackedModule, pack_modules, weight_bytes
+from octavo.model.packed_modules import PackedModule, leave_files, pack_modules, weight_bytes
 from octavo.model.paged_check import TOLERANCES, PagedCheck
 from octavo.model.pretrained_weights import load_weights
 from octavo.model.row_independence import make_rows_independent
@@ -88,6 +88,7 @@ def load_transformers_model(
         deterministic=config.deterministic,
     )
     pack_modules(model, make_linear)
+    leave_files(model)
     make_rows_independent(model, _not_packed(model, traced.row_dependent))
     attention = make_attention_backend(
         KVCacheShape(
