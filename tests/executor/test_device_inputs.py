@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from octavo.executor.batch import BatchInputs
 from octavo.executor.device_inputs import HostInputs, StepSizes
+from octavo.model.adapted_rows import AdaptedRows
 from octavo_kernels import AttentionMetadata
 
 SIZES = StepSizes(max_num_seqs=5, max_num_tokens=40, max_model_len=60, block_size=8)
@@ -68,6 +71,19 @@ def test_where_memory_is_the_hosts_inputs_stay_where_they_are():
 )
 def test_inputs_arrive_as_they_are(staged, sizes):
     assert_same(staged.put(make_inputs(*sizes), None), make_inputs(*sizes))
+
+
+def test_adapted_rows_arrive_too_and_move_nothing_else(staged_inputs):
+    staged = staged_inputs(replace(SIZES, num_adapters=3))
+    plain = staged.put(make_inputs(40, 5, 5), None)
+    adapted = AdaptedRows(torch.arange(40).flip(0), torch.tensor([0, 7, 7, 40]))
+    placed = staged.put(replace(make_inputs(40, 5, 5), adapted=adapted), None)
+    assert_same(placed, make_inputs(40, 5, 5))
+    assert torch.equal(placed.adapted.rows, adapted.rows)
+    assert torch.equal(placed.adapted.starts, adapted.starts)
+    for name, tensor in tensors(plain).items():
+        assert tensor.data_ptr() == tensors(placed)[name].data_ptr(), name
+    assert plain.adapted is None
 
 
 def test_the_largest_step_fits(staged):

@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 
+from octavo.adapter import Adapter
 from octavo.config import EngineConfig
 from octavo.engine import Engine
 from octavo.errors import ConfigError
@@ -101,6 +102,13 @@ def test_only_steps_of_decoding_sequences_alone_are_replayed(graph_runner, fake_
     assert num_replays((3, 1, 1)) == 1
     assert num_replays((3, 1, 1), (4, 1, 1), (0, 1, 1)) == 1
     assert num_replays(*[(3, 1, 1)] * 6) == 1
+
+
+def test_a_step_with_an_adapter_is_not_replayed(graph_runner, fake_recorder):
+    step, before = make_step((3, 1, 1), (4, 1, 1)), fake_recorder.num_replays
+    step.scheduled[1].sequence.adapter = Adapter(0, b"version")
+    assert graph_runner.execute(step, None).shape == (2, 97)
+    assert fake_recorder.num_replays == before
 
 
 def test_every_size_is_recorded_at_load_and_those_that_only_tell_memory_before(

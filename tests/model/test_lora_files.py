@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.model.lora_files import LoraFiles, adapter_directories, read_adapter_list
+from octavo.model.lora_reader import check_fits
 
 SHAPES = {
     f"model.layers.{layer}.{name}": shape
@@ -257,3 +258,12 @@ def test_adapters_need_a_list():
 def test_a_list_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"multi_lora\.json cannot be read"):
         read_adapter_list(tmp_path / "multi_lora.json")
+
+
+def test_adapters_that_do_not_fit_the_memory_are_refused():
+    check_fits(3, 1000, free_bytes=3000)
+    message = (
+        "^3 adapters take 3,000 bytes but only 2,999 are free; list fewer of them, or some of "
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_fits(3, 1000, free_bytes=2999)

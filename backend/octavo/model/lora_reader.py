@@ -80,7 +80,9 @@ def read_adapters(
     ranks = [
         max((each.rank_of(files) for files in all_files.values()), default=0) for each in joined
     ]
-    _check_memory(joined, ranks, len(all_files), device)
+    bytes_each = _bytes_of_each(joined, ranks)
+    check_fits(len(all_files), bytes_each, _free_bytes(device))
+    logger.info("%d adapters, %.1f MiB each", len(all_files), bytes_each / 2**20)
     low_ranks = {
         each.linear: _read(each, rank, list(all_files.values()), device)
         for each, rank in zip(joined, ranks, strict=True)
@@ -131,20 +133,24 @@ def _joined(part: ModelPart, index: int, layer: LayerWeights) -> Iterator[_Joine
         yield _Joined(mlp.down, [(f"{prefix}{names.DOWN}", every)], inner)
 
 
-def _check_memory(
-    joined: Sequence[_Joined], ranks: Sequence[int], num_adapters: int, device: torch.device
-) -> None:
+def _bytes_of_each(joined: Sequence[_Joined], ranks: Sequence[int]) -> int:
     sizes = [each.linear.in_features + each.linear.out_features for each in joined]
-    one = sum(rank * size for rank, size in zip(ranks, sizes, strict=True)) * torch.float32.itemsize
-    needed = num_adapters * one
+    numbers = sum(rank * size for rank, size in zip(ranks, sizes, strict=True))
+    return numbers * torch.float32.itemsize
+
+
+def _free_bytes(device: torch.device) -> int:
     on_gpu = device.type == "cuda"
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else host_memory().free.amount
-    if needed > free:
+    return torch.cuda.mem_get_info(device)[0] if on_gpu else host_memory().free.amount
+
+
+def check_fits(num_adapters: int, bytes_each: int, free_bytes: int) -> None:
+    """Raise ConfigError if there is less memory free than all adapters take."""
+    if num_adapters * bytes_each > free_bytes:
         raise ConfigError(
-            f"{num_adapters:,} adapters take {needed:,} bytes but only {free:,} are free on "
-            f"{device}; list fewer of them, or some of smaller ranks"
+            f"{num_adapters:,} adapters take {num_adapters * bytes_each:,} bytes but only "
+            f"{free_bytes:,} are free; list fewer of them, or some of smaller ranks"
         )
-    logger.info("%d adapters, %.1f MiB each", num_adapters, one / 2**20)
 
 
 def _read(joined: _Joined, rank: int, all_files: list[LoraFiles], device: torch.device) -> LowRank:
