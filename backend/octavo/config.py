@@ -169,7 +169,7 @@ class EngineConfig:
     def _check_ranks(self) -> None:
         backend = self.distributed_executor_backend
         self._check("distributed_executor_backend", backend in ("mp", "ray"), "mp or ray")
-        is_address = re.fullmatch(r"auto|[^\s/]+:[0-9]{1,5}", self.ray_address) is not None
+        is_address = _is_ray_address(self.ray_address)
         self._check("ray_address", is_address, "auto, or HOST:PORT of a cluster that runs")
         is_here = backend == "mp" or self.num_ranks == 1
         allowed = "cpu with Ray, for GPUs of several machines are not supported yet"
@@ -252,6 +252,11 @@ class EngineConfig:
         overrides = {name: environment.get(ENVIRONMENT_PREFIX + name.upper()) for name in known}
         given = {name: value for name, value in overrides.items() if value is not None}
         return cls.from_mapping({**values, **parameters, **given})
+
+
+def _is_ray_address(text: str) -> bool:
+    found = re.fullmatch(r"[^\s/\0]+:([0-9]{1,5})", text)
+    return text == "auto" or (found is not None and 1 <= int(found[1]) <= 65_535)
 
 
 def _unknown_option(name: str, known: list[str]) -> str:

@@ -58,10 +58,13 @@ def test_a_step_says_which_rank_failed(failing, drive, make_options, make_prompt
         driver.run()
 
 
-def test_a_model_that_cannot_be_divided_is_refused_before_a_rank_is_started(make_options):
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_model_that_cannot_be_divided_is_refused_before_ranks_or_devices_are_counted(
+    make_options, device
+):
     children = psutil.Process().children()
     with pytest.raises(ConfigError, match=r"^option tensor_parallel_size is 5 but must be at most"):
-        RankZero(make_options(tensor_parallel_size=5))
+        RankZero(make_options(tensor_parallel_size=5, device=device))
     assert psutil.Process().children() == children
 
 

@@ -203,9 +203,11 @@ def test_what_was_asked_for_and_what_there_is_are_said_where_there_is_no_room(ma
     )
 
 
-def test_a_cluster_that_is_not_there_is_said_at_once(make_ray_options):
-    config = replace(make_ray_options(**TENSOR), ray_address="127.0.0.2:1")
-    with pytest.raises(EngineError, match=r"^no Ray cluster is reached at 127.0.0.2:1: .* refused"):
+@pytest.mark.parametrize(("host", "reason"), [("127.0.0.2", "refused"), ("a" * 64, "too long")])
+def test_a_cluster_that_is_not_there_is_said_at_once(make_options, host, reason):
+    ray = {"distributed_executor_backend": "ray", "ray_address": f"{host}:1", "device": "cpu"}
+    config = make_options(**TENSOR, **ray)
+    with pytest.raises(EngineError, match=f"^no Ray cluster is reached at {host}:1: .* {reason}"):
         RayLauncher(config)
 
 

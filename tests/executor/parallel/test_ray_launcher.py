@@ -15,3 +15,10 @@ def test_paths_are_made_absolute_and_a_hub_id_is_left_alone(tmp_path, monkeypatc
     )
     hub = EngineConfig("organisation/name")
     assert with_absolute_paths(hub) == hub
+
+
+def test_a_link_which_other_nodes_may_have_lead_elsewhere_is_left_alone(tmp_path):
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "models"
+    link.symlink_to("disk")
+    assert with_absolute_paths(EngineConfig(str(link))).model == str(link)

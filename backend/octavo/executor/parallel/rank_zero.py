@@ -84,10 +84,11 @@ class RankZero:
         self._timeout_s = _SHARE_OF_SILENCE * config.step_timeout_s
         num_threads = max(1, (config.cpu_threads or usable_cores()) // config.num_ranks)
         torch.set_num_threads(num_threads)
+        # Before devices are listed: only a model's heads and layers bound how many ranks there are.
+        shard, own_fingerprint = _look_at(config)
         device, *others = rank_devices(config)
         use_device(device)
         self.computes_on_host = device.type == "cpu"
-        shard, own_fingerprint = _look_at(config)
         self._workers = Workers(make_launcher(config))
         self._opened = ExitStack()
         self.close = weakref.finalize(self, _end, self._workers, self._opened)

@@ -149,7 +149,7 @@ def _reach(address: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:  # the latter of a name that cannot be one
         raise EngineError(f"no Ray cluster is reached at {address}: {error}") from error
 
 

@@ -249,12 +249,15 @@ class RayLauncher:
 
 
 def with_absolute_paths(config: EngineConfig) -> EngineConfig:
-    """Return the same options, with paths that do not count from this process's folder."""
-    path, adapters = Path(config.model), config.multi_lora
+    """Return the same options, with paths that do not count from this process's folder.
+
+    Links stay: another node may have them lead elsewhere.
+    """
+    model, adapters = Path(config.model), config.multi_lora
     return replace(
         config,
-        model=str(path.resolve()) if path.exists() else config.model,
-        multi_lora=None if adapters is None else str(Path(adapters).resolve()),
+        model=str(model.absolute()) if model.exists() else config.model,
+        multi_lora=None if adapters is None else str(Path(adapters).absolute()),
     )
 
 
