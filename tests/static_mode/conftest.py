@@ -80,6 +80,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "lru_width": 32,
         "attention_window_size": 16,
     },
+    "llama": _ATTENTION,
     "rwkv": {"hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2},
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128},

@@ -17,7 +17,9 @@ from octavo.config import EngineConfig
 from octavo.engine_choice import load_chosen
 from octavo.errors import ConfigError
 from octavo.host_resources import host_memory
+from octavo.llm import LLM
 from octavo.model.pretrained import load_pretrained
+from octavo.sampling_params import SamplingParams
 from octavo.static_engine.engine import StaticEngine
 from octavo.static_engine.memory import RowBytes, choose_num_blocks, measure_row
 
@@ -47,6 +49,15 @@ def copy(checkpoint: Checkpoint, tmp_path: Path) -> Callable[..., Path]:
 
 def test_what_has_no_native_code_is_served_so_by_itself(checkpoint: Checkpoint) -> None:
     assert isinstance(load_chosen(config_of(checkpoint("mamba"))), StaticEngine)
+
+
+def test_the_mode_serves_any_model_if_it_is_asked_for(
+    checkpoint: Checkpoint, generate_alone: Callable[..., list[int]]
+) -> None:
+    llm = LLM(str(checkpoint("llama")), model_impl="static", device="cpu", cpu_threads=1)
+    assert isinstance(llm.engine, StaticEngine)
+    (answer,) = llm.generate([[20, 30, 40]], SamplingParams(temperature=0, max_tokens=8))
+    assert list(answer.token_ids) == generate_alone("llama", [20, 30, 40], 8)
 
 
 def test_tensors_that_do_not_fit_are_named(copy: Callable[..., Path]) -> None:

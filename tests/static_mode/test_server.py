@@ -42,6 +42,7 @@ def server(
     repository = tmp_path_factory.mktemp("repository")
     for name in MODELS:
         options = {"model": str(checkpoint(name)), "max_num_seqs": 4, "device": "cpu"}
+        options["allow_inspect"] = True
         write_repository(repository, options)
         (repository / "octavo").rename(repository / name)
     options = ServerOptions(
@@ -92,6 +93,14 @@ def engine_of(server: TritonServer) -> psutil.Process:
     return engine
 
 
+def metric(server: TritonServer, name: str) -> float:
+    """Return a metric of the first model."""
+    with urllib.request.urlopen(server.metrics_url, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    (line,) = [line for line in lines if line.startswith(f'octavo_{name}{{model="{FIRST}"')]
+    return float(line.split()[-1])
+
+
 def token_ids_of(deltas: Iterable[Delta]) -> list[int]:
     return [token_id for delta in deltas for token_id in delta.token_ids]
 
@@ -120,6 +129,18 @@ def test_a_deadline_ends_a_request_with_what_it_has(client: Client) -> None:
     answer = client.generate(input_ids=PROMPTS[0], deadline_ms=1000, **LONG)
     assert answer.finish_reason == "deadline"
     assert 0 < answer.num_output_tokens < LONG["max_tokens"]
+
+
+def test_metrics_and_inspect_tell_of_a_batch(server: TritonServer, client: Client) -> None:
+    with client.stream(input_ids=PROMPTS[0], n=2, **LONG) as stream:
+        next(stream)
+        view = client.inspect()
+        assert [each["status"] for each in view["sequences"]] == ["running", "running"]
+        assert view["sequences"][0]["num_prompt_tokens"] == len(PROMPTS[0])
+        assert become(lambda: metric(server, "num_requests_running") == 1)
+        assert become(lambda: metric(server, "kv_blocks_used") > 0)
+    assert become(lambda: metric(server, "kv_blocks_used") == 0)
+    assert metric(server, "prefix_cache_queries_total") == 0
 
 
 def test_a_stop_string_ends_a_text_before_it(client: Client) -> None:
