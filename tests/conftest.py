@@ -94,9 +94,14 @@ def delayed_transfers() -> type[DelayedTransfers]:
 
 
 class RayNodes:
-    """A Ray cluster of two nodes on this machine, each with one CPU and an address of its own.
+    """A Ray cluster of two nodes on this machine, each with an address of its own.
 
     They end with the tests, however these end.
+
+    Args:
+        own_gpus: names of as many pretended GPUs of rank zero's node, which has a CPU for each; or
+            none, and one CPU.
+        other_gpus: those of the other one.
     """
 
     own_host, other_host = "127.0.0.2", "127.0.0.3"
@@ -106,7 +111,8 @@ class RayNodes:
         ' "health_check_failure_threshold": 2}'
     )
 
-    def __init__(self) -> None:
+    def __init__(self, own_gpus: str = "", other_gpus: str = "") -> None:
+        self._gpus = {self.own_host: own_gpus, self.other_host: other_gpus}
         # Not below pytest's own folder: names of sockets may not be long.
         self._folder = Path(tempfile.mkdtemp(prefix="octavo-ray-"))
         head = ["--head", "--port=0", f"--temp-dir={self._folder}", "--include-dashboard=false"]
@@ -137,14 +143,20 @@ class RayNodes:
             "die_with_parent(); os.execv(sys.argv[1], sys.argv[1:])"
         )
         command = [str(Path(sys.executable).with_name("ray")), "start", "--block", *arguments]
-        sizes = ["--num-cpus=1", "--object-store-memory=80000000"]
+        num_gpus = len(list(filter(None, self._gpus[host].split(","))))
+        sizes = [f"--num-cpus={num_gpus or 1}", f"--num-gpus={num_gpus}"]
+        sizes.append("--object-store-memory=80000000")
         with (self._folder / f"{host}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-c", script, *command, f"--node-ip-address={host}", *sizes],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+                env={
+                    **os.environ,
+                    "RAY_USAGE_STATS_ENABLED": "0",
+                    "CUDA_VISIBLE_DEVICES": self._gpus[host],
+                },
             )
 
     def _read_address(self) -> str:
@@ -165,5 +177,13 @@ class RayNodes:
 def ray_nodes() -> Iterator[RayNodes]:
     """Give a Ray cluster, which ends with the module's tests: others have the machine again."""
     nodes = RayNodes()
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture(scope="module")
+def ray_gpu_nodes() -> Iterator[RayNodes]:
+    """Give the same with two GPUs on rank zero's node and one on the other, all pretended."""
+    nodes = RayNodes("5,7", "3")
     yield nodes
     nodes.close()

@@ -166,17 +166,22 @@ class EngineConfig:
         """Processes that compute: those of each pipeline stage, in all stages."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
+    @property
+    def is_over_ray(self) -> bool:
+        """Whether Ray places ranks."""
+        return self.distributed_executor_backend == "ray" and self.num_ranks > 1
+
     def _check_ranks(self) -> None:
         backend = self.distributed_executor_backend
         self._check("distributed_executor_backend", backend in ("mp", "ray"), "mp or ray")
         is_address = _is_ray_address(self.ray_address)
         self._check("ray_address", is_address, "auto, or HOST:PORT of a cluster that runs")
-        is_here = backend == "mp" or self.num_ranks == 1
-        allowed = "cpu with Ray, for GPUs of several machines are not supported yet"
-        self._check("device", is_here or self.device == "cpu", allowed)
         names_one = self.device.startswith("cuda:")
-        allowed = f"auto, cpu or cuda with {self.num_ranks} ranks; option devices names theirs"
+        chooser = "Ray chooses" if self.is_over_ray else "option devices names"
+        allowed = f"auto, cpu or cuda with {self.num_ranks} ranks; {chooser} theirs"
         self._check("device", self.num_ranks == 1 or not names_one, allowed)
+        is_free = self.devices is None or not self.is_over_ray
+        self._check("devices", is_free, "absent with Ray, which chooses the GPU of each rank")
         if self.devices is not None:
             is_open = self.device in ("auto", "cuda")
             self._check("devices", is_open, f"absent where device is {self.device}")

@@ -235,12 +235,23 @@ def test_ranks_are_those_of_all_stages():
     assert EngineConfig("demo", tensor_parallel_size=2, pipeline_parallel_size="4").num_ranks == 8
 
 
-def test_ranks_on_several_machines_are_on_cpus():
-    options = {"distributed_executor_backend": "ray", "pipeline_parallel_size": 2}
-    message = r"^option device is 'auto' but must be cpu with Ray, for GPUs of several machines"
-    with pytest.raises(ConfigError, match=message):
-        EngineConfig("m", **options)
-    assert EngineConfig("m", device="cpu", **options).num_ranks == 2
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"device": "cuda:1"},
+            "device is 'cuda:1' but must be auto, cpu or cuda with 2 ranks; Ray ",
+        ),
+        ({"device": "cuda", "devices": "0,1"}, "devices is '0,1' but must be absent with Ray"),
+    ],
+)
+def test_of_the_gpus_of_several_machines_ray_chooses(options, message):
+    ray = {"distributed_executor_backend": "ray", "pipeline_parallel_size": 2}
+    with pytest.raises(ConfigError, match=f"^option {message}"):
+        EngineConfig("m", **ray, **options)
+    for device in ("auto", "cpu", "cuda"):
+        assert EngineConfig("m", device=device, **ray).is_over_ray
+    assert not EngineConfig("m", distributed_executor_backend="ray", devices="1").is_over_ray
 
 
 def test_several_ranks_are_on_no_single_device():

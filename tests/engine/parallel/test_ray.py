@@ -197,8 +197,9 @@ def test_what_was_asked_for_and_what_there_is_are_said_where_there_is_no_room(ma
     workers.end()
     assert re.fullmatch(
         r"the Ray cluster at 127\.0\.0\.2:\d+ has no room for 3 ranks within 0\.2 s: asked for are "
-        r"1 CPU on the node of rank 0 and 2 times 1 CPU; it has 127\.0\.0\.2 with 1 CPU, "
-        r"127\.0\.0\.3 with 1 CPU; free (is|are) \d CPUs?",
+        r"1 CPU and 0 GPUs on the node of rank 0, 2 times 1 CPU and 0 GPUs; it has "
+        r"127\.0\.0\.2 with 1 CPU and 0 GPUs, 127\.0\.0\.3 with 1 CPU and 0 GPUs; "
+        r"free are \d CPUs? and 0 GPUs",
         str(error.value),
     )
 

@@ -38,6 +38,10 @@ class Launcher(Protocol):
     def host(self) -> str:
         """Address of rank zero's machine as the other ranks reach it."""
 
+    @property
+    def own_device(self) -> str | None:
+        """What rank zero computes on, where that is chosen with the places of started ranks."""
+
     def start(self, assignments: Sequence[Assignment]) -> Sequence[RankProcess]:
         """Start a rank for each assignment, in order, and send it.
 

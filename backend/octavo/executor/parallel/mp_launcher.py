@@ -50,6 +50,7 @@ class MpLauncher:
     """
 
     host = HOST
+    own_device = None
 
     def __init__(self, num_ranks: int) -> None:
         self._ring = ControlWriter(num_ranks - 1)

@@ -19,7 +19,7 @@ class Assignment:
     config: EngineConfig
     rank: int
     device: str
-    """What the rank computes on, as its process numbers devices."""
+    """What the rank computes on, as its process numbers devices; `cuda`: what Ray gives it."""
     store_host: str
     """Where rank zero tells the ranks of each other: an address of its machine."""
     store_port: int

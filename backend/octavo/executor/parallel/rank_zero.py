@@ -87,7 +87,6 @@ class RankZero:
         # Before devices are listed: only a model's heads and layers bound how many ranks there are.
         shard, own_fingerprint = _look_at(config)
         device, *others = rank_devices(config)
-        use_device(device)
         self.computes_on_host = device.type == "cpu"
         self._workers = Workers(make_launcher(config))
         self._opened = ExitStack()
@@ -95,6 +94,8 @@ class RankZero:
         """Ends the other ranks; happens by itself when nobody has this runner any more."""
         try:
             rendezvous = self._start_others(config, others, num_threads)
+            device = torch.device(self._workers.own_device or device)
+            use_device(device)
             for name, found in self._workers.hear(Found, _LOAD_TIMEOUT_S):
                 if found.fingerprint != own_fingerprint:
                     raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -16,8 +17,8 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from octavo.errors import EngineError
-from octavo.executor.parallel.ray_messages import Start
-from octavo.executor.parallel.ray_placement import Node, describe, place
+from octavo.executor.parallel.ray_messages import Start, Started
+from octavo.executor.parallel.ray_placement import Node, Room, describe, place
 from octavo.executor.parallel.ray_rank import RayRank
 
 #: https://docs.ray.io/en/latest/ray-core/scheduling/labels.html
@@ -60,22 +61,23 @@ class RayCluster:
         """Address of this machine as other nodes reach it."""
         return self._own.host
 
-    def start(self, request: Start) -> tuple[str, ...]:
-        """Reserve what ranks need and start all but rank zero; return the addresses of their nodes.
+    def start(self, request: Start) -> Started:
+        """Reserve what ranks need, and start all but rank zero.
 
         Raises:
             EngineError: the cluster has no room in the given time.
         """
         tp, pp = request.tensor_parallel_size, request.pipeline_parallel_size
-        placement = place(_nodes(), self._own, tp, pp, request.num_cpus)
+        need = Room(request.num_cpus, request.num_gpus)
+        placement = place(_nodes(), self._own, tp, pp, need)
         others: list[dict[str, str]] = [{} for _ in placement.bundles[1:]]
         self._group = placement_group(
-            [{"CPU": cpus} for cpus in placement.bundles],
+            [_resources(room) for room in placement.bundles],
             strategy="PACK",
             bundle_label_selector=[{_NODE_ID_LABEL: self._own.id}, *others],
         )
         if not self._group.wait(request.place_timeout_s):
-            free = ray.available_resources().get("CPU", 0.0)
+            free = _room(ray.available_resources())
             raise EngineError(
                 f"the Ray cluster at {self._address} has no room for {tp * pp} ranks within "
                 f"{request.place_timeout_s:g} s: asked for are {placement}; it has "
@@ -87,7 +89,8 @@ class RayCluster:
             bundle = placement.bundle_of[rank]
             self._node_of[rank] = node_of[bundle]
             self._begin(rank, bundle, hosts[node_of[bundle]], request)
-        return tuple(hosts[self._node_of[rank]] for rank in range(1, tp * pp))
+        gpu = self._hold_gpu(request) if request.num_gpus else None
+        return Started(tuple(hosts[self._node_of[rank]] for rank in range(1, tp * pp)), gpu)
 
     def explain(self, rank: int, timeout_s: float) -> str | None:
         """Say how a rank ended, if it does in time, in words that follow its name."""
@@ -111,16 +114,27 @@ class RayCluster:
         ray.shutdown()
 
     def _begin(self, rank: int, bundle: int, host: str, request: Start) -> None:
-        where = PlacementGroupSchedulingStrategy(self._group, bundle)
+        serve = self._make_actor(rank, bundle, request).serve
+        self._ends[rank] = serve.remote(rank, host, request.address, request.key)
+
+    def _hold_gpu(self, request: Start) -> str:
+        """Keep rank zero's GPU from the others; return what Ray calls it.
+
+        Ray tells which of a bundle's GPUs is whose to actors alone, and rank zero is none.
+        """
+        gpu: str = ray.get(self._make_actor(0, 0, request).gpu.remote())
+        return gpu
+
+    def _make_actor(self, rank: int, bundle: int, request: Start) -> Any:
         actor_class = ray.remote(RayRank).options(
             name=f"octavo-rank-{rank}",
             num_cpus=request.num_cpus,
+            num_gpus=request.num_gpus,
             max_restarts=0,
-            scheduling_strategy=where,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
         )
         self._actors[rank] = actor_class.remote()
-        serve = self._actors[rank].serve
-        self._ends[rank] = serve.remote(rank, host, request.address, request.key)
+        return self._actors[rank]
 
     def _lost_node(self, rank: int) -> str | None:
         """Say that the node of a rank is lost, if it is; Ray itself takes a while to find out."""
@@ -137,11 +151,21 @@ class RayCluster:
 def _nodes() -> list[Node]:
     """Return the nodes that are alive, by their addresses."""
     nodes = [
-        Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"].get("CPU", 0.0))
+        Node(node["NodeID"], node["NodeManagerAddress"], _room(node["Resources"]))
         for node in ray.nodes()
         if node["Alive"]
     ]
     return sorted(nodes, key=lambda node: node.host)
+
+
+def _room(resources: Mapping[str, float]) -> Room:
+    return Room(resources.get("CPU", 0.0), resources.get("GPU", 0.0))
+
+
+def _resources(room: Room) -> dict[str, float]:
+    """Return what a bundle asks for; Ray takes no zero."""
+    asked = {"CPU": room.num_cpus, "GPU": room.num_gpus}
+    return {name: number for name, number in asked.items() if number}
 
 
 def _reach(address: str) -> None:

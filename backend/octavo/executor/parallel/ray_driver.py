@@ -25,7 +25,6 @@ from octavo.executor.parallel.ray_messages import (
     Joined,
     Request,
     Start,
-    Started,
 )
 from octavo.parent_process import die_with_parent
 
@@ -53,7 +52,7 @@ class _Driver:
             return Joined(self._cluster.host)
         assert self._cluster is not None, f"{request} before a cluster is joined"
         if isinstance(request, Start):
-            return Started(self._cluster.start(request))
+            return self._cluster.start(request)
         assert isinstance(request, Explain), request
         return Explained(self._cluster.explain(request.rank, request.timeout_s))
 

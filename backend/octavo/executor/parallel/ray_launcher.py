@@ -38,6 +38,7 @@ from octavo.executor.parallel.ray_messages import (
     Started,
 )
 from octavo.interpreter import find_interpreter, package_path
+from octavo.model.devices import device_of_gpu
 from octavo.process_end import describe_end
 
 _MODULE = "octavo.executor.parallel.ray_driver"
@@ -147,6 +148,7 @@ class RayLauncher:
                 "install it with `pip install 'octavo[ray]'`"
             )
         self._place_timeout_s = place_timeout_s
+        self.own_device: str | None = None
         self._ranks: list[_Rank] = []
         self._steps = TcpSteps(())
         self._driver = _Driver()
@@ -165,11 +167,14 @@ class RayLauncher:
             config.tensor_parallel_size,
             config.pipeline_parallel_size,
             assignments[0].num_threads,
+            int(assignments[0].device == "cuda"),
             self._place_timeout_s,
             self._listener.address,
             self._listener.key,
         )
         started = self._driver.ask(request, Started, self._place_timeout_s)
+        if started.gpu is not None:
+            self.own_device = str(device_of_gpu(started.gpu, os.environ))
         names = {
             each.rank: f"{each.shard} on {host}"
             for each, host in zip(assignments, started.hosts, strict=True)

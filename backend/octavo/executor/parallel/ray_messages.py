@@ -37,6 +37,8 @@ class Start:
     pipeline_parallel_size: int
     num_cpus: int
     """Of each rank."""
+    num_gpus: int
+    """Of each rank: 1 or 0."""
     place_timeout_s: float
     address: tuple[str, int]
     """Where ranks say Hello."""
@@ -49,6 +51,8 @@ class Started:
 
     hosts: tuple[str, ...]
     """Addresses of their nodes, from rank 1 on."""
+    gpu: str | None
+    """What Ray calls the GPU that is reserved for rank zero; None without GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

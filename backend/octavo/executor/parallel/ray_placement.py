@@ -7,31 +7,53 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What ranks need, or what there is for them."""
+
+    num_cpus: float
+    num_gpus: float
+
+    def __mul__(self, count: int) -> Room:
+        """Return what so many need."""
+        return Room(self.num_cpus * count, self.num_gpus * count)
+
+    def __floordiv__(self, each: Room) -> int:
+        """Return how many have room here that need so much each."""
+        count = self.num_cpus // each.num_cpus
+        if each.num_gpus:
+            count = min(count, self.num_gpus // each.num_gpus)
+        return int(count)
+
+    def __str__(self) -> str:
+        return f"{_count(self.num_cpus, 'CPU')} and {_count(self.num_gpus, 'GPU')}"
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """A machine of the cluster, as it told the cluster of itself."""
 
     id: str
     host: str
-    num_cpus: float
+    room: Room
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Bundles of CPUs, each of which is one node's; the first is on rank zero's."""
+    """Bundles of CPUs and GPUs, each of which is one node's; the first is on rank zero's."""
 
-    bundles: tuple[int, ...]
-    """CPUs of each."""
+    bundles: tuple[Room, ...]
+    """What is in each."""
     bundle_of: tuple[int, ...]
     """The bundle of each rank."""
 
     def __str__(self) -> str:
         first, *others = self.bundles
-        text = f"{_cpus(first)} on the node of rank 0"
-        return f"{text} and {len(others)} times {_cpus(others[0])}" if others else text
+        text = f"{first} on the node of rank 0"
+        return f"{text}, {len(others)} times {others[0]}" if others else text
 
 
 def place(
-    nodes: Sequence[Node], own: Node, group_size: int, num_groups: int, cpus: int
+    nodes: Sequence[Node], own: Node, group_size: int, num_groups: int, need: Room
 ) -> Placement:
     """Return a bundle for each tensor group, so that it is on one node; or else for each rank.
 
@@ -43,28 +65,27 @@ def place(
         own: rank zero's.
         group_size: ranks of a tensor group; ranks are counted group by group.
         num_groups: how many there are.
-        cpus: of one rank.
+        need: of one rank.
     """
 
-    def have_room(size: int, count: int) -> bool:
-        fitting = sum(int(node.num_cpus // size) for node in nodes)
-        return own.num_cpus >= size and fitting >= count
+    def have_room(size: Room, count: int) -> bool:
+        return own.room // size > 0 and sum(node.room // size for node in nodes) >= count
 
-    size, num_ranks = group_size * cpus, group_size * num_groups
-    is_divided = own.num_cpus < size or (
-        not have_room(size, num_groups) and have_room(cpus, num_ranks)
+    size, num_ranks = need * group_size, group_size * num_groups
+    is_divided = not own.room // size or (
+        not have_room(size, num_groups) and have_room(need, num_ranks)
     )
     if is_divided:
-        return Placement((cpus,) * num_ranks, tuple(range(num_ranks)))
+        return Placement((need,) * num_ranks, tuple(range(num_ranks)))
     groups = [rank // group_size for rank in range(num_ranks)]
     return Placement((size,) * num_groups, tuple(groups))
 
 
-def describe(nodes: Sequence[Node], num_free: float) -> str:
+def describe(nodes: Sequence[Node], free: Room) -> str:
     """Say what a cluster has."""
-    each = ", ".join(f"{node.host} with {_cpus(node.num_cpus)}" for node in nodes)
-    return f"{each}; free {'is' if num_free == 1 else 'are'} {_cpus(num_free)}"
+    each = ", ".join(f"{node.host} with {node.room}" for node in nodes)
+    return f"{each}; free are {free}"
 
 
-def _cpus(number: float) -> str:
-    return f"{number:g} CPU{'' if number == 1 else 's'}"
+def _count(number: float, name: str) -> str:
+    return f"{number:g} {name}{'' if number == 1 else 's'}"

@@ -50,6 +50,11 @@ class Workers:
         self._workers = self._launcher.start(assignments)
 
     @property
+    def own_device(self) -> str | None:
+        """See Launcher."""
+        return self._launcher.own_device
+
+    @property
     def pids(self) -> tuple[int, ...]:
         """Ids of the processes, in order of rank, each on its machine."""
         return tuple(worker.pid for worker in self._workers)
