@@ -20,7 +20,7 @@ FOLDER = ROOT / "deploy" / "kubernetes" / "several-pods"
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 KUBECTL = Path(sys.executable).parent / "kubectl"
 RELEASES = ("1.31", "1.37")
-SETS = {"kuberay": "RayCluster", "leaderworkerset": "LeaderWorkerSet"}
+SETS = ("kuberay", "kuberay-gpu", "leaderworkerset", "leaderworkerset-gpu")
 
 Objects = dict[str, dict[str, Any]]
 STRING, COUNT = {"type": "string"}, {"type": "integer", "minimum": 1}
@@ -157,15 +157,35 @@ def test_options_are_those_of_an_engine_with_a_stage_in_each_pod(objects: Object
     config = EngineConfig.load(model, {}, own)
     known = set(EngineConfig.__dataclass_fields__)
     assert {name.removeprefix("OCTAVO_").lower() for name in own} <= known
-    assert (config.distributed_executor_backend, config.device) == ("ray", "cpu")
+    assert config.distributed_executor_backend == "ray"
     assert config.num_ranks == config.pipeline_parallel_size == num_pods(objects)
     for template in templates(objects):
         resources = container(template)["resources"]
         assert resources["requests"] == resources["limits"]
+        gpus = resources["limits"].get("nvidia.com/gpu", 0)
+        assert gpus == {"cpu": 0, "cuda": config.num_ranks // num_pods(objects)}[config.device]
+        tolerated = [each["key"] for each in template["spec"].get("tolerations", ())]
+        assert tolerated == ["nvidia.com/gpu"] * gpus
         cpus = int(resources["limits"]["cpu"])
         assert cpus * num_pods(objects) == config.cpu_threads
         (source,) = container(template)["envFrom"]
         assert source["configMapRef"]["name"] == objects["ConfigMap"]["metadata"]["name"]
+
+
+def test_sets_with_gpus_differ_in_nothing_else() -> None:
+    for name in ("kuberay", "leaderworkerset"):
+        plain, with_gpus = render(FOLDER / name), render(FOLDER / f"{name}-gpu")
+        options, own = plain["ConfigMap"]["data"], with_gpus["ConfigMap"]["data"]
+        assert own == {
+            key: "cuda" if key == "OCTAVO_DEVICE" else value
+            for key, value in options.items()
+            if key != "OCTAVO_KV_CACHE_MEMORY_BYTES"  # a share of the GPU instead
+        }
+        for template in templates(with_gpus):
+            del template["spec"]["tolerations"]
+            for asked in container(template)["resources"].values():
+                del asked["nvidia.com/gpu"]
+        assert {**with_gpus, "ConfigMap": plain["ConfigMap"]} == plain
 
 
 def test_ray_has_the_cpus_of_each_pod(objects: Objects) -> None:
@@ -257,7 +277,7 @@ def test_the_gateway_hashes_the_header_of_the_page(gateway: Objects) -> None:
 
 def test_the_page_names_what_there_is() -> None:
     named = {
-        Path(name).name for name in re.findall(r"`deploy/kubernetes/several-pods/(\w+)`", PAGE)
+        Path(name).name for name in re.findall(r"`deploy/kubernetes/several-pods/([\w-]+)`", PAGE)
     }
     assert named == set(SETS) == {path.name for path in FOLDER.iterdir()}
     known = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
