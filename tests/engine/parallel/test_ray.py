@@ -15,7 +15,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from octavo.engine_host import EngineProcess
+from octavo.engine_host import HUGE_PAGES, EngineProcess
 from octavo.engine_messages import EngineFailed, EngineReady
 from octavo.errors import ConfigError, EngineError
 from octavo.executor.parallel.fingerprint import fingerprint
@@ -162,7 +162,7 @@ def test_no_rank_outlives_the_engine(engine_process):
     assert wait_until(lambda: not psutil.pid_exists(rank.pid))
 
 
-def test_a_node_finds_a_hub_checkpoint_by_the_variables_of_rank_zero(
+def test_a_node_has_the_huge_pages_and_finds_the_hub_checkpoint_of_rank_zero(
     make_ray_options, checkpoints, tmp_path, monkeypatch
 ):
     folder = tmp_path / "models--tests--tiny"
@@ -170,11 +170,14 @@ def test_a_node_finds_a_hub_checkpoint_by_the_variables_of_rank_zero(
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("abc")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("GLIBC_TUNABLES", HUGE_PAGES[0])
     config = replace(make_ray_options(**TENSOR), model="tests/tiny")
     workers = Workers(RayLauncher(config))
     workers.start([Assignment(config, 1, "cpu", workers.host, 1, 1, 5.0)])
     expected = Found(fingerprint(checkpoints["llama"], {}))
     assert workers.hear(Found, 60.0) == [(NAMES["tensor"], expected)]
+    started_with = psutil.Process(*workers.pids).environ()
+    assert started_with["GLIBC_TUNABLES"] == HUGE_PAGES[0]
     workers.end()
 
 

@@ -1,6 +1,6 @@
 """`RayCluster`: a Ray cluster as its driver sees it; places ranks, and explains how they ended.
 
-The only module that imports Ray. Knows nothing of what ranks do.
+With `ray_rank` the only module that imports Ray. Knows nothing of what ranks do.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class RayCluster:
             num_cpus=request.num_cpus,
             num_gpus=request.num_gpus,
             max_restarts=0,
+            runtime_env={"env_vars": request.environment} if request.environment else None,
             scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
         )
         self._actors[rank] = actor_class.remote()

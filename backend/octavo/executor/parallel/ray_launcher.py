@@ -46,6 +46,9 @@ _MODULE = "octavo.executor.parallel.ray_driver"
 #: What is handed over of the environment: names that begin so.
 HANDED_OVER = ("OCTAVO_", "HF_")
 
+#: What glibc reads when a process starts, and never again.
+_FROM_THE_START = ("GLIBC_TUNABLES",)
+
 #: Ray itself looks for this machine's raylet for a minute.
 _JOIN_TIMEOUT_S = 80.0
 _PLACE_TIMEOUT_S = 60.0
@@ -168,6 +171,7 @@ class RayLauncher:
             config.pipeline_parallel_size,
             assignments[0].num_threads,
             int(assignments[0].device == "cuda"),
+            {name: os.environ[name] for name in _FROM_THE_START if name in os.environ},
             self._place_timeout_s,
             self._listener.address,
             self._listener.key,

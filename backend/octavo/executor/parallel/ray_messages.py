@@ -39,6 +39,8 @@ class Start:
     """Of each rank."""
     num_gpus: int
     """Of each rank: 1 or 0."""
+    environment: dict[str, str]
+    """Variables that their processes are started with, beside those of their nodes."""
     place_timeout_s: float
     address: tuple[str, int]
     """Where ranks say Hello."""
