@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.tiny_models import NATIVE, SHAPE, save_native
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine
@@ -28,63 +29,11 @@ from octavo.sequence import NO_BLOCK, Sequence
 Trace = list[tuple[int, TokenLogprobs]]
 """Each output token and its log-probabilities, to compare to the bit."""
 
-_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
-_NEAR = {"rope_type": "default", "rope_theta": 500.0}
-_STRETCHED = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
-#: model_type -> what its config has beside _SHAPE.
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {"sliding_window": 40},
-    "qwen2": {},
-    "qwen3": {"head_dim": 20},
-    "mixtral": {"num_local_experts": 5},
-    "qwen3_moe": {
-        "head_dim": 20,
-        "num_experts": 9,
-        "num_experts_per_tok": 3,
-        "moe_intermediate_size": 28,
-        "norm_topk_prob": True,
-        "mlp_only_layers": [1],
-    },
-    "olmoe": {"num_experts": 6, "num_experts_per_tok": 4},
-    "smollm3": {"no_rope_layers": [1, 0, 1], "mlp_bias": True},
-    "phi3": {"sliding_window": 40, "partial_rotary_factor": 0.75},
-    "gemma": {"head_dim": 20},
-    "gemma2": {"head_dim": 20, "sliding_window": 40, "query_pre_attn_scalar": 30},
-    "gemma3_text": {
-        "head_dim": 20,
-        "sliding_window": 40,
-        "layer_types": _KINDS,
-        "rope_parameters": {"full_attention": _STRETCHED, "sliding_attention": _NEAR},
-    },
-    "granite": {
-        "embedding_multiplier": 3.0,
-        "attention_multiplier": 0.2,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 0.5,
-    },
-    "olmo2": {},
-    "olmo3": {"sliding_window": 40, "layer_types": _KINDS},
-    "stablelm": {"use_qkv_bias": True, "partial_rotary_factor": 0.5},
-}
-_SHAPE = {
-    "vocab_size": 331,
-    "hidden_size": 48,
-    "intermediate_size": 100,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-    "eos_token_id": 7,
-    "bos_token_id": 1,
-    "pad_token_id": None,
-}
-
 
 @pytest.fixture(scope="session")
 def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer for the tiny models whose tokens are single bytes, but for the end of text."""
-    letters, eos = sorted(pre_tokenizers.ByteLevel.alphabet()), _SHAPE["eos_token_id"]
+    letters, eos = sorted(pre_tokenizers.ByteLevel.alphabet()), SHAPE["eos_token_id"]
     names = [*letters[:eos], "<end>", *letters[eos:]]
     tokenizer = Tokenizer(BPE({name: index for index, name in enumerate(names)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -99,15 +48,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Directories of tiny random checkpoints by family, and of the demo model as `demo`."""
     root = tmp_path_factory.mktemp("checkpoints")
     made = {"demo": demo_checkpoint()}
-    for seed, (family, extra) in enumerate(FAMILIES.items()):
-        torch.manual_seed(seed)
-        config = AutoConfig.for_model(family, **_SHAPE, **extra)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        for name, parameter in model.named_parameters():
-            # The default initialisation is so small that every logit is nearly the same.
-            if "norm" not in name:
-                parameter.data.normal_(std=0.2)
-        model.save_pretrained(root / family)
+    for family in NATIVE:
+        save_native(family, root / family)
         made[family] = root / family
     return made
 

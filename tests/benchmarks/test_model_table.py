@@ -1,0 +1,46 @@
+"""The table of models lists everything that code and tests know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.model_table import Row, table
+from benchmarks.tiny_models import NATIVE, PAGED, STATIC
+
+from octavo.model.families import FAMILIES
+
+PAGE = Path(__file__).parents[2] / "docs" / "model-table.md"
+
+
+def rows_of(page: str) -> list[list[str]]:
+    lines = [line for line in page.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+
+
+def test_every_native_family_is_tried():
+    assert set(NATIVE) == set(FAMILIES)
+
+
+def test_the_page_lists_every_model_that_is_tried():
+    ways = [way for _, way, *_ in rows_of(PAGE.read_text())]
+    assert [ways.count(way) for way in ("native", "transformers", "static")] == [
+        len(NATIVE),
+        len(PAGED),
+        len(STATIC),
+    ]
+    native = {name for name, way, *_ in rows_of(PAGE.read_text()) if way == "native"}
+    assert native == {family.architecture for family in FAMILIES.values()}
+
+
+def test_all_that_is_paged_says_what_transformers_says():
+    for name, way, tokens, chunks, bits, int8, *_ in rows_of(PAGE.read_text()):
+        assert tokens == "yes", name
+        if way != "static":
+            assert (chunks, bits, int8) == ("yes",) * 3, name
+
+
+def test_a_row_has_a_cell_for_each_thing_that_is_tried():
+    row = Row("SomeForCausalLM", "native", "yes", "yes", "yes", "no", "tensor", "yes")
+    assert rows_of(table([row])) == [
+        ["SomeForCausalLM", "native", "yes", "yes", "yes", "no", "tensor", "yes"]
+    ]
