@@ -94,6 +94,23 @@ def failing(make_ray_options) -> Iterator[RankZero]:
     assert wait_until(lambda: is_gone(pids))
 
 
+def test_a_rank_that_dies_is_named_in_time_where_the_cluster_does_not_say_how(
+    failing, drive, make_options, make_prompts
+):
+    (bridge,) = [
+        child for child in psutil.Process().children() if "ray_driver" in " ".join(child.cmdline())
+    ]
+    driver = drive(make_options(), failing, failing.num_blocks, failing.num_host_blocks)
+    driver.add_all([(prompt, LONG) for prompt in make_prompts([20])])
+    driver.step()
+    bridge.suspend()
+    os.kill(failing.worker_pids[0], signal.SIGKILL)
+    # Of 4 s in which the engine may be silent.
+    how = re.escape(f"{NAMES['tensor']} is gone: the Ray cluster does not answer for 3 s")
+    with pytest.raises(EngineError, match=f"^{how}$"):
+        driver.run()
+
+
 @pytest.mark.parametrize(
     ("number", "how"),
     [

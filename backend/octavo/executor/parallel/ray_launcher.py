@@ -55,7 +55,9 @@ _PLACE_TIMEOUT_S = 60.0
 #: From the first actor's start to the last one's connection.
 _HELLO_TIMEOUT_S = 60.0
 _LOOK_S = 1.0
-_EXPLAIN_S = 2.0
+#: No more than this, nor than a share of what the engine may be silent: it shall say which rank is
+#: gone before it is ended for it.
+_EXPLAIN_S, _EXPLAIN_SHARE = 2.0, 1 / 3
 #: What the driver takes longer than it is asked to, at most.
 _GRACE_S = 10.0
 _LEAVE_TIMEOUT_S = 5.0
@@ -84,16 +86,20 @@ class _Driver:
             )
         self._connection: Connection = ours
 
-    def ask(self, request: Request, kind: type[A], timeout_s: float) -> A:
-        """Return the answer to a request.
+    def ask(
+        self, request: Request, kind: type[A], timeout_s: float, grace_s: float = _GRACE_S
+    ) -> A:
+        """Return the answer to a request, which may take `grace_s` longer than is asked for.
 
         Raises:
             EngineError: there is none, for the reason in the message.
         """
         try:
             self._connection.send(request)
-            if not self._connection.poll(timeout_s + _GRACE_S):
-                raise EngineError(f"the Ray cluster does not answer for {timeout_s + _GRACE_S:g} s")
+            if not self._connection.poll(timeout_s + grace_s):
+                raise EngineError(
+                    f"the Ray cluster does not answer for {timeout_s + grace_s:.0f} s"
+                )
             answer = self._connection.recv()
         except (EOFError, OSError) as error:
             end = describe_end(self._process)
@@ -122,11 +128,12 @@ class _Rank:
     connection: Connection
     rank: int
     driver: _Driver
+    explain_s: float
 
     def describe_end(self) -> str:
         try:
-            request = Explain(self.rank, _EXPLAIN_S)
-            explained = self.driver.ask(request, Explained, _EXPLAIN_S)
+            request = Explain(self.rank, self.explain_s)
+            explained = self.driver.ask(request, Explained, self.explain_s, self.explain_s)
         except EngineError as error:
             return f"is gone: {error}"
         return explained.text or "closed its connection"
@@ -152,6 +159,7 @@ class RayLauncher:
             )
         self._place_timeout_s = place_timeout_s
         self.own_device: str | None = None
+        self._explain_s = min(_EXPLAIN_S, _EXPLAIN_SHARE * config.step_timeout_s)
         self._ranks: list[_Rank] = []
         self._steps = TcpSteps(())
         self._driver = _Driver()
@@ -231,7 +239,8 @@ class RayLauncher:
             thread = threading.Thread(target=relay_log, args=(connection,), daemon=True)
             thread.start()
             return
-        self._ranks.append(_Rank(name, hello.pid, connection, hello.rank, self._driver))
+        rank = _Rank(name, hello.pid, connection, hello.rank, self._driver, self._explain_s)
+        self._ranks.append(rank)
 
     def _check_missing(self, names: Mapping[int, str], deadline_s: float) -> None:
         """Raise EngineError if one of these ranks will not come any more."""
