@@ -137,6 +137,7 @@ def test_layers_without_experts_have_an_mlp(change, layers):
             "num_experts_per_tok = 9 but must have at most the 8",
         ),
         (MIXTRAL, {"num_experts": 4}, "num_local_experts = 8 but must have num_experts, 4"),
+        (QWEN3_MOE, {"num_experts": 2**17}, "num_experts = 131072 but must have at most 2,730"),
         (MIXTRAL, {"num_local_experts": None}, "no num_experts, which is needed"),
         (QWEN3_MOE, {"moe_intermediate_size": None}, "no moe_intermediate_size"),
         (QWEN3_MOE, {"norm_topk_prob": 1}, "norm_topk_prob = 1 but must have true or false"),

@@ -142,6 +142,18 @@ def test_windows_follow_layer_types_and_max_window_layers():
     assert spec.windows == (64, None, 64)
 
 
+@pytest.mark.parametrize("value", [-1, 1e308, "x", [1], [{}]], ids=str)
+def test_rotations_that_are_no_objects_are_refused(value):
+    config = transformers.Gemma3TextConfig().to_dict()
+    for kind in ("full_attention", "sliding_attention"):
+        parameters = {**config["rope_parameters"], kind: value}
+        with pytest.raises(ConfigError, match="must have an object for each kind of layer"):
+            spec_from_config({**config, "rope_parameters": parameters})
+    phi = transformers.Phi3Config().to_dict()
+    with pytest.raises(ConfigError, match="rope_type = .* but must have one of default, longrope"):
+        spec_from_config({**phi, "rope_parameters": {"rope_type": value}})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

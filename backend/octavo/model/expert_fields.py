@@ -9,6 +9,9 @@ from octavo.model.config_fields import ConfigFields
 from octavo.model.layer_kinds import Sizes
 from octavo.model.spec import ExpertSpec
 
+#: Of all layers together, far beyond any model: names are made for each before a tensor is seen.
+_MOST_EXPERTS = 2**17
+
 
 def experts_of_all_layers(
     fields: ConfigFields, sizes: Sizes, *, inner: int, normalizes: bool
@@ -23,7 +26,8 @@ def experts_of_all_layers(
     """
     # Either name may be written: transformers takes one for the other.
     other = fields.raw("num_local_experts")
-    num_experts = fields.integer("num_experts", other)
+    most = _MOST_EXPERTS // sizes.num_layers
+    num_experts = fields.integer("num_experts", other, most=most)
     if other is not None and other != num_experts:
         raise fields.error("num_local_experts", other, f"num_experts, {num_experts}")
     count = fields.integer("num_experts_per_tok")

@@ -286,7 +286,7 @@ def _phi_ropes(fields: ConfigFields, sizes: Sizes) -> Ropes:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     # Two older names of longrope.
     kinds = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"}
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise fields.error("rope_type", kind, "one of " + ", ".join(kinds))
     parameters |= {
         "rope_type": kinds[kind],

@@ -67,7 +67,9 @@ def ropes_by_type(
     kinds = ("full_attention", "sliding_attention")
     if not isinstance(nested, Mapping) or not set(nested) <= set(kinds):
         raise fields.error("rope_parameters", nested, "an object of " + " and ".join(kinds))
-    full, narrow = (dict(nested.get(kind) or {"rope_type": "default"}) for kind in kinds)
+    full, narrow = (nested.get(kind) or {"rope_type": "default"} for kind in kinds)
+    if not isinstance(full, Mapping) or not isinstance(narrow, Mapping):
+        raise fields.error("rope_parameters", nested, "an object for each kind of layer")
     scaling = fields.raw("rope_scaling") or {}
     if not isinstance(scaling, Mapping):
         raise fields.error("rope_scaling", scaling, "an object")

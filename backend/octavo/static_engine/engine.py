@@ -128,7 +128,6 @@ def check_options(config: EngineConfig) -> None:
         ("pipeline_parallel_size", 1),
         ("quantization", "none"),
         ("enable_lora", False),
-        ("enable_lora", False),
     ):
         value = getattr(config, name)
         if value != allowed:
