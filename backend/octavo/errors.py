@@ -75,6 +75,12 @@ def code_of(error: BaseException) -> str:
     return next((code for kind, code in _CODES if isinstance(error, kind)), "INTERNAL")
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, for that of another's may be long."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no reason given"
+
+
 def shown(value: object) -> str:
     """Return `value` as an error message shows it: its repr, cut to 80 characters."""
     try:

@@ -150,7 +150,7 @@ def test_rotations_that_are_no_objects_are_refused(value):
         with pytest.raises(ConfigError, match="must have an object for each kind of layer"):
             spec_from_config({**config, "rope_parameters": parameters})
     phi = transformers.Phi3Config().to_dict()
-    with pytest.raises(ConfigError, match="rope_type = .* but must have one of default, longrope"):
+    with pytest.raises(ConfigError, match=r"rope_type = .* but must have one of default, longrope"):
         spec_from_config({**phi, "rope_parameters": {"rope_type": value}})
 
 

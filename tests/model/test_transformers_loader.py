@@ -183,3 +183,12 @@ def test_a_model_that_is_not_deterministic_is_served_and_said_so(make_own, caplo
     with caplog.at_level(logging.WARNING, logger="octavo"):
         load(directory, trust_remote_code=True)
     assert "OwnForCausalLM is not deterministic here" in caplog.text
+
+
+@pytest.mark.parametrize("num_layers", [0, -1])
+def test_a_model_without_layers_is_not_paged(num_layers, make_gpt2):
+    directory = make_gpt2()
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "n_layer": num_layers}))
+    with pytest.raises(NotPaged, match=f"has {num_layers} layers, but the attention interface"):
+        load(directory)

@@ -12,6 +12,7 @@ from typing import Any
 
 from octavo.errors import ConfigError, shown
 from octavo.model import family_fields as read
+from octavo.model.config_bounds import MOST_LAYERS
 from octavo.model.config_fields import HARMLESS_FIELDS, ConfigFields
 from octavo.model.layer_kinds import Sizes
 from octavo.model.spec import ModelSpec
@@ -19,7 +20,6 @@ from octavo.model.spec import ModelSpec
 _DTYPES = ("bfloat16", "float16", "float32")
 _WHERE = "the model config"
 #: Far beyond any model: what a config says is reserved before a tensor shows whether it is true.
-_MOST_LAYERS = 4096
 _MOST_POSITIONS = 2**27
 
 
@@ -117,7 +117,7 @@ def _sizes(fields: ConfigFields, family: Family) -> Sizes:
     return Sizes(
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers", most=_MOST_LAYERS),
+        num_layers=fields.integer("num_hidden_layers", most=MOST_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=fields.integer("head_dim", derived),

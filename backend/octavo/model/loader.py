@@ -20,6 +20,7 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.model.checkpoint import Checkpoint, read_json
 from octavo.model.collectives import ALONE, Collectives
+from octavo.model.config_bounds import check_bounds
 from octavo.model.decoder import Decoder
 from octavo.model.devices import rank_devices
 from octavo.model.dummy_weights import DummyTensors
@@ -131,8 +132,8 @@ def read_model_config(directory: Path, *, trust_remote_code: bool) -> dict[str, 
     """Return a checkpoint's config.json.
 
     Raises:
-        ConfigError: it is missing or damaged, or its weights are quantized, or it says that code of
-            its own belongs to it and that is not trusted.
+        ConfigError: it is missing or damaged, or says what no model has, or its weights are
+            quantized, or it says that code of its own belongs to it and that is not trusted.
     """
     config = read_json(directory / "config.json")
     if config.get("auto_map") and not trust_remote_code:
@@ -142,6 +143,7 @@ def read_model_config(directory: Path, *, trust_remote_code: bool) -> dict[str, 
             "decoder does the same, which computes where it knows the architecture"
         )
     refuse_quantized(config)
+    check_bounds(config)
     return config
 
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError, shown
+from octavo.errors import ConfigError, first_line, shown
 from octavo.model.checkpoint import Checkpoint
 from octavo.model.devices import rank_devices
 from octavo.model.loader import (
@@ -98,7 +98,8 @@ def make_without_weights(
             )
     except Exception as error:  # whatever the code of hundreds of models raises
         raise ConfigError(
-            f"transformers cannot make the model of {directory}: {type(error).__name__}: {error}"
+            f"transformers cannot make the model of {directory}: {type(error).__name__}: "
+            f"{first_line(error)}"
         ) from None
     _check_class(module, named)
     return _pretrained(config, directory, module, torch.device("meta"))
@@ -130,9 +131,8 @@ def _read_config(directory: Path, trust: bool) -> Any:
             directory, trust_remote_code=trust, local_files_only=True
         )
     except Exception as error:  # configs check themselves in many ways
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ConfigError(
-            f"transformers cannot read {directory / 'config.json'}: {reason}"
+            f"transformers cannot read {directory / 'config.json'}: {first_line(error)}"
         ) from None
 
 

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from octavo.errors import ConfigError, NotPaged
+from octavo.errors import ConfigError, NotPaged, first_line
 from octavo.model.row_independence import CallRecorder
 
 _TRACED = "octavo_traced"
@@ -102,7 +102,7 @@ def trace_model(directory: Path, *, trust_remote_code: bool) -> TracedModel:
     except Exception as error:  # whatever the code of hundreds of models raises
         raise NotPaged(
             f"{type(model).__name__} does not run without weights and masks "
-            f"({type(error).__name__}: {_first_line(error)})"
+            f"({type(error).__name__}: {first_line(error)})"
         ) from None
     calls.sort(key=lambda call: call.layer)
     _check_calls(type(model).__name__, calls, config.get_text_config().num_hidden_layers)
@@ -134,7 +134,7 @@ def _read_config(directory: Path, trust_remote_code: bool) -> PreTrainedConfig:
         )
     except Exception as error:  # configs check themselves in many ways
         raise ConfigError(
-            f"transformers cannot read {directory / 'config.json'}: {_first_line(error)}"
+            f"transformers cannot read {directory / 'config.json'}: {first_line(error)}"
         ) from None
     if config.is_encoder_decoder:
         raise NotPaged("it has an encoder beside its decoder")
@@ -175,7 +175,7 @@ def _make_without_weights(config: PreTrainedConfig, trust_remote_code: bool) -> 
     except Exception as error:  # whatever the code of hundreds of models raises
         raise NotPaged(
             f"transformers makes no causal model of it ({type(error).__name__}: "
-            f"{_first_line(error)})"
+            f"{first_line(error)})"
         ) from None
     named = config.architectures
     if named and named != [type(model).__name__]:
@@ -185,7 +185,7 @@ def _make_without_weights(config: PreTrainedConfig, trust_remote_code: bool) -> 
 
 def _check_calls(name: str, calls: list[_Call], num_layers: int) -> None:
     layers = [call.layer for call in calls]
-    if layers != list(range(num_layers)):
+    if not layers or layers != list(range(num_layers)):
         raise NotPaged(
             f"{name} has {num_layers} layers, but the attention interface is called by layers "
             f"{layers or 'of no number'}: something else mixes tokens"
@@ -260,11 +260,6 @@ def _traced_experts(
     """Return a result of the right shape by a product, as all experts have some."""
     size = hidden_states.shape[-1]
     return torch.nn.functional.linear(hidden_states, hidden_states.new_empty(size, size))
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no reason given"
 
 
 AttentionInterface.register(_TRACED, _traced_attention)
