@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, NotPaged
 from octavo.model.packed_modules import PackedEmbedding, PackedModule
+from octavo.model.pretrained import load_pretrained
 from octavo.model.tiers import load_served_model
 
 GPT2 = {"vocab_size": 211, "n_embd": 60, "n_head": 6, "n_layer": 2, "n_positions": 128}
@@ -192,3 +193,17 @@ def test_a_model_without_layers_is_not_paged(num_layers, make_gpt2):
     path.write_text(json.dumps({**json.loads(path.read_text()), "n_layer": num_layers}))
     with pytest.raises(NotPaged, match=f"has {num_layers} layers, but the attention interface"):
         load(directory)
+
+
+@pytest.mark.parametrize("model_impl", ["transformers", "static"])
+def test_a_config_far_larger_than_its_files_takes_no_memory(model_impl, make_gpt2):
+    directory = make_gpt2()
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 10**9}))
+    config = EngineConfig(str(directory), device="cpu", cpu_threads=1, model_impl=model_impl)
+    with pytest.raises(ConfigError) as error:
+        load_pretrained(config) if model_impl == "static" else load_served_model(config)
+    assert str(error.value) == (
+        f"the config in {directory} makes a model of 60,000,095,760 parameters but its files hold "
+        "108,420"
+    )

@@ -8,6 +8,7 @@ tensors mean.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,11 @@ class Checkpoint:
         not_float = [f"{name} {kind}" for name, kind in kinds.items() if kind not in _FLOAT_DTYPES]
         shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
         check_shapes(str(self._directory), expected, shapes, not_float)
+
+    def num_elements(self) -> int:
+        """Return how many numbers all tensors have together."""
+        shapes = (file.get_slice(name).get_shape() for name, file in self._file_of.items())
+        return sum(math.prod(shape) for shape in shapes)
 
     def first_dtype(self) -> torch.dtype | None:
         """Return the dtype of the first tensor of a float dtype; None if there is none."""

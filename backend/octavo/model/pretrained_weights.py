@@ -16,9 +16,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.model.checkpoint import Checkpoint
 from octavo.model.load_progress import transformers_logged
 
 _NAMES_SHOWN = 4
+#: How many times what files hold a model may be, as some share tensors, and what is always allowed.
+_MOST_TIMES = 4
+_SMALL = 2**24
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +50,7 @@ def load_weights(
     try:
         if config.load_format == "dummy":
             return _draw(factory, directory, hf_config, how)
+        _check_size(factory, directory, hf_config, config)
         with transformers_logged():
             model, info = factory.from_pretrained(
                 directory,
@@ -57,6 +62,8 @@ def load_weights(
                 output_loading_info=True,
                 **how,
             )
+    except ConfigError:
+        raise
     except Exception as error:  # whatever the code of hundreds of models raises
         raise ConfigError(
             f"transformers cannot load {directory}: {type(error).__name__}: {error}"
@@ -75,6 +82,29 @@ def _draw(
         torch.manual_seed(0)
         model: PreTrainedModel = factory.from_config(hf_config, **how)
     return model
+
+
+def _check_size(
+    factory: Any, directory: Path, hf_config: PreTrainedConfig, config: EngineConfig
+) -> None:
+    """Refuse a config that makes a far larger model than its files hold.
+
+    Transformers draws what the files do not have, so a config alone could take all memory. A model
+    that cannot be made without weights is not judged.
+    """
+    held = Checkpoint(directory, allow_pickle=config.allow_pickle).num_elements()
+    try:
+        with torch.device("meta"):
+            model = factory.from_config(hf_config, trust_remote_code=config.trust_remote_code)
+    except Exception as error:  # whatever the code of hundreds of models raises
+        logger.debug("%s is not made without weights", directory, exc_info=error)
+        return
+    wanted = sum(parameter.numel() for parameter in model.parameters())
+    if wanted > _MOST_TIMES * held + _SMALL:
+        raise ConfigError(
+            f"the config in {directory} makes a model of {wanted:,} parameters but its files hold "
+            f"{held:,}"
+        )
 
 
 def _check_tensors(directory: Path, info: Mapping[str, Any]) -> None:
