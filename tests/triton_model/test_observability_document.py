@@ -35,6 +35,7 @@ RECORD = RequestRecord(
     finish_reason=FinishReason.ABORT,
     error=RequestCancelled("the client cancelled the request"),
     timing=SequenceTiming(0.1, 0.4, 1.5, 0.0, num_cached_tokens=16, num_preemptions=1),
+    lora_name="legal",
 )
 
 

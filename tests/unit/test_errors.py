@@ -13,6 +13,7 @@ from octavo.errors import (
     EngineError,
     InvalidRequest,
     LaunchError,
+    NotPaged,
     OctavoError,
     PromptTooLong,
     QueueFull,
@@ -25,6 +26,7 @@ from octavo.errors import (
 CODES = {
     OctavoError: "INTERNAL",
     ConfigError: "INTERNAL",
+    NotPaged: "INTERNAL",
     LaunchError: "INTERNAL",
     RequestError: "INVALID_ARG",
     InvalidRequest: "INVALID_ARG",
@@ -59,9 +61,10 @@ def test_the_table_above_knows_every_error():
 
 
 def test_the_drawn_tree_is_the_tree():
-    drawn = [line.lstrip("│├└─ ").split()[0] for line in errors.__doc__.splitlines()[2:12]]
+    drawn = [line.lstrip("│├└─ ").split()[0] for line in errors.__doc__.splitlines()[2:13]]
     assert drawn == [kind.__name__ for kind in CODES]
     assert LaunchError.__base__ is QueueFull.__base__ is EngineError.__base__ is OctavoError
+    assert NotPaged.__base__ is ConfigError
     assert PromptTooLong.__base__ is InvalidRequest.__base__ is RequestError
     assert EngineDead.__base__ is EngineError
 
