@@ -49,7 +49,7 @@ class EngineConfig:
     tokenizer: str | None = None
     """Directory or hub id of the tokenizer; by default the model's own."""
     trust_remote_code: bool = False
-    """Run Python that the checkpoint or its hub repository brings along to load its tokenizer."""
+    """Run Python that the checkpoint or its hub repository brings, for tokenizer and model."""
     allow_pickle: bool = False
     """Load pickled weights (.bin, .pt, .pth) of tensors only, where there are no safetensors."""
     model_impl: str = "auto"

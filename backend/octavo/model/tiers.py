@@ -61,6 +61,7 @@ def choose_tier(directory: Path, config: EngineConfig) -> Tier:
     ):
         if asked:
             raise ConfigError(f"{what}, but {why_not_native}")
+    reason = f"the native decoder refuses it: {refusal}" if refusal else why_not_native
     # Imported late: transformers' models take seconds, and a native decoder needs none of them.
     from octavo.model.transformers_trace import trace_model
 
@@ -69,8 +70,8 @@ def choose_tier(directory: Path, config: EngineConfig) -> Tier:
     except NotPaged as error:
         if wanted == "transformers":
             raise ConfigError(f"option model_impl is 'transformers' but {error}") from None
-        return Tier("static", f"{error}; {why_not_native}")
-    return Tier("transformers", why_not_native, traced)
+        return Tier("static", f"{error}; {reason}")
+    return Tier("transformers", reason, traced)
 
 
 def load_served_model(config: EngineConfig) -> ServedModel:
