@@ -7,7 +7,7 @@ from pathlib import Path
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 from gguf.quants import dequantize, quantize
 
-from octavo.local.demo_model import _demo_gguf
+from octavo.local.demo_model import demo_gguf
 
 MOSTLY_BF16 = 32
 """The file type of bfloat16, as GGUF numbers them."""
@@ -16,7 +16,7 @@ _OWN_FIELDS = ("GGUF.", "general.architecture", "general.file_type")
 
 def write_bfloat16_gguf(path: Path) -> None:
     """Write the demo model's GGUF again with its matrices dequantised and rounded to bfloat16."""
-    reader = GGUFReader(_demo_gguf())
+    reader = GGUFReader(demo_gguf())
     writer = GGUFWriter(path, reader.fields["general.architecture"].contents())
     writer.add_file_type(MOSTLY_BF16)
     for name, field in reader.fields.items():

@@ -12,6 +12,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from octavo.model.layers import Embedding, PackedLinear, packed_bytes
+from octavo.model.scratch import Scratch
 from octavo_kernels import packs_weights
 
 _LINEAR = (torch.nn.Linear, Conv1D)
@@ -52,8 +53,11 @@ def pack_modules(model: torch.nn.Module, make_linear: LinearMaker) -> None:
     Layers of a class derived from torch's may do more, and stay as they are, as does a layer that
     shares a weight with an embedding of such a class.
     """
+    scratch: Scratch | None = None
     for name, embeddings in _packed_names(model):
-        _pack(model, name, embeddings, make_linear)
+        weight = model.get_submodule(name).get_parameter("weight")
+        scratch = scratch or Scratch(weight.dtype, weight.device)
+        _pack(model, name, embeddings, make_linear, scratch)
 
 
 def weight_bytes(model: torch.nn.Module, *, to_int8: bool) -> int:
@@ -95,15 +99,21 @@ def leave_files(model: torch.nn.Module) -> None:
 
 
 def _pack(
-    model: torch.nn.Module, name: str, embeddings: list[str], make_linear: LinearMaker
+    model: torch.nn.Module,
+    name: str,
+    embeddings: list[str],
+    make_linear: LinearMaker,
+    scratch: Scratch,
 ) -> None:
     module = model.get_submodule(name)
     weight, bias = module.get_parameter("weight").detach(), module.bias
     if isinstance(module, Conv1D):
-        weight = weight.t().contiguous()
+        weight = scratch.take(weight.shape[::-1]).copy_(weight.t())
     elif not packs_weights(weight.dtype, weight.device):
         weight = weight.clone()  # it is kept, and may lie in a file
     linear = make_linear(weight, bias.detach().clone() if isinstance(bias, torch.Tensor) else None)
+    if linear.keeps_weight:
+        scratch.leave()
     model.set_submodule(name, PackedModule(linear))
     for embedding in embeddings:
         model.set_submodule(embedding, PackedEmbedding(Embedding(weight, linear)))

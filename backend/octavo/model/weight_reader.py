@@ -6,7 +6,6 @@ packed, released. What tensors are called is `tensor_names`' affair; knows nothi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from octavo.model.layers import Embedding, PackedLinear
 from octavo.model.load_progress import logged
 from octavo.model.norms import LayerNorm, Norm, RmsNorm
 from octavo.model.rope import RopeSpec, rotary_table
+from octavo.model.scratch import Scratch
 from octavo.model.shard import ModelPart
 from octavo.model.spec import ExpertSpec
 from octavo.model.tensor_names import ALL, Rows
@@ -62,7 +62,7 @@ class WeightReader:
         self._device = device
         self._make_linear = make_linear
         self._make_grouped = make_grouped
-        self._scratch = torch.empty(0, dtype=dtype, device=device)
+        self._scratch = Scratch(dtype, device)
         self.num_bytes = 0
         """What the weights that are read take, but for the padding of packed ones."""
 
@@ -206,23 +206,13 @@ class WeightReader:
         linear = self._make_linear(weight, bias, is_gated=is_gated)
         self.num_bytes += linear.num_bytes + (0 if bias is None else bias.nbytes)
         if linear.keeps_weight:
-            self._scratch = self._scratch.new_empty(0)
+            self._scratch.leave()
         return linear
 
     def _scratched(self, rows: Rows, *columns: slice) -> torch.Tensor:
         """Return parts of tensors joined along their rows, until it is called again."""
         parts = self._parts(rows, *columns)
-        return _join(parts, self._scratch_for(_joined_shape(parts)))
-
-    def _scratch_for(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return memory for a weight that is to be packed, the same for one after the other.
-
-        What is allocated for each and freed again would leave holes between the packed ones.
-        """
-        size = math.prod(shape)
-        if len(self._scratch) < size:
-            self._scratch = self._scratch.new_empty(size)
-        return self._scratch[:size].view(shape)
+        return _join(parts, self._scratch.take(_joined_shape(parts)))
 
     def _tensor(self, rows: Rows) -> torch.Tensor:
         """Return parts of tensors joined along their rows, in memory of their own."""
