@@ -226,6 +226,8 @@ def test_what_is_no_model_is_refused(tmp_path):
     for model, message in {
         str(note): "is a file but must be a directory or a .gguf file",
         str(tmp_path / "absent"): "does not exist; name a checkpoint directory",
+        "~nobody-of-this-name/model": "does not exist; name a checkpoint directory",
+        "/" + "p" * 5000: "does not exist; name a checkpoint directory",
         "no-slash": "does not exist; name a checkpoint directory",
         str(tmp_path / "absent.gguf"): "does not exist",
     }.items():

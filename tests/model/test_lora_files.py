@@ -229,6 +229,9 @@ def test_a_list_of_adapters_names_directories_from_where_it_is(tmp_path):
         ('{"": "."}', "names '', but names have 1 to 256 characters"),
         ('{"a": 1}', "has 1 for 'a' but must have a path"),
         ('{"a": "gone"}', "no directory"),
+        ('{"a": "~nobody-of-this-name/a"}', "no directory"),
+        (json.dumps({"a": "/" + "p" * 5000}), "no directory"),
+        (r'{"\ud800": "."}', r"names '\ud800', but names have 1 to 256 characters of UTF-8"),
     ],
 )
 def test_a_list_that_cannot_be_used_is_refused(content, message, tmp_path):

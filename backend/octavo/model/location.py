@@ -5,6 +5,7 @@ Knows nothing of what is in it, and needs no torch: who only wants the tokenizer
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,15 +30,15 @@ def checkpoint_directory(
     Raises:
         ConfigError: there is no such model, or it cannot be read or downloaded.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = local_path(model)
+    if os.path.isdir(path):
         return path
     if path.suffix == ".gguf":
         # Here, for other checkpoints are served where the package that reads GGUF is missing.
         from octavo.model.gguf_checkpoint import gguf_checkpoint
 
         return gguf_checkpoint(path)
-    if path.exists():
+    if os.path.exists(path):
         raise ConfigError(f"model {model!r} is a file but must be a directory or a .gguf file")
     if not _HUB_ID.fullmatch(model):
         raise ConfigError(
@@ -47,9 +48,17 @@ def checkpoint_directory(
     return _download(model, trust_remote_code, allow_pickle)
 
 
+def local_path(text: str) -> Path:
+    """Return what someone wrote as a path; `~` is their home, where there is such a user.
+
+    Ask `os.path` about it, not the path: that raises for one that is too long for any file.
+    """
+    return Path(os.path.expanduser(text))
+
+
 def is_hub_id(model: str) -> bool:
     """Return whether a model lies at a hub and not in a file system."""
-    is_local = model.endswith(".gguf") or Path(model).expanduser().exists()
+    is_local = model.endswith(".gguf") or os.path.exists(local_path(model))
     return not is_local and _HUB_ID.fullmatch(model) is not None
 
 

@@ -6,6 +6,7 @@ Knows which names and shapes a model's linear layers have, and nothing of how th
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, shown
 from octavo.model.checkpoint import read_json, some_names
+from octavo.model.location import local_path
 from octavo.model.lora_config import LoraConfig
 
 MAX_NAME_LENGTH = 256
@@ -67,17 +69,23 @@ def read_adapter_list(path: Path) -> dict[str, Path]:
     """
     directories: dict[str, Path] = {}
     for name, value in read_json(path).items():
-        if not 1 <= len(name) <= MAX_NAME_LENGTH:
+        if not 1 <= len(name) <= MAX_NAME_LENGTH or not _is_text(name):
             raise ConfigError(
-                f"{path} names {shown(name)}, but names have 1 to {MAX_NAME_LENGTH} characters"
+                f"{path} names {shown(name)}, but names have 1 to {MAX_NAME_LENGTH} characters "
+                "of UTF-8"
             )
         if not isinstance(value, str) or not value or "\0" in value:
             raise ConfigError(f"{path} has {shown(value)} for {shown(name)} but must have a path")
-        directory = path.parent / Path(value).expanduser()
-        if not directory.is_dir():
+        directory = path.parent / local_path(value)
+        if not os.path.isdir(directory):
             raise ConfigError(f"{path} has adapter {shown(name)} in {directory}, no directory")
         directories[name] = directory
     return directories
+
+
+def _is_text(name: str) -> bool:
+    """Tell whether a string of JSON, which may hold half a pair, can be sent and logged."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 class LoraFiles:

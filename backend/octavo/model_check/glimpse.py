@@ -20,7 +20,7 @@ from octavo.local.demo_model import DEMO_NAME, demo_gguf
 from octavo.model.gguf_checkpoint import model_config
 from octavo.model.gguf_metadata import GgufFile
 from octavo.model.gguf_weights import tensor_shapes
-from octavo.model.location import PICKLES, checkpoint_directory, hub_configs, is_hub_id
+from octavo.model.location import PICKLES, checkpoint_directory, hub_configs, is_hub_id, local_path
 
 _SAFETENSORS = ("*.safetensors",)
 
@@ -49,7 +49,7 @@ def glimpse(config: EngineConfig) -> Iterator[Glimpse]:
     """
     model = config.model
     if model == DEMO_NAME or model.endswith(".gguf"):
-        path = demo_gguf() if model == DEMO_NAME else Path(model).expanduser()
+        path = demo_gguf() if model == DEMO_NAME else local_path(model)
         with tempfile.TemporaryDirectory(prefix="octavo-check-") as folder:
             yield _glimpse_gguf(path, Path(folder))
     elif is_hub_id(model):
