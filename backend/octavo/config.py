@@ -290,6 +290,8 @@ def _read(name: str, kind: str, value: Any) -> Any:
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise error
+    if isinstance(value, str) and not value.isascii():  # int() takes the digits of any script
+        raise error
     try:
         if base == "int" and isinstance(value, float) and not value.is_integer():
             raise error

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.model import layers, loader
+from octavo.model.checkpoint import Checkpoint
 from octavo.model.loader import load_model, read_spec
 from octavo.model.location import checkpoint_directory
 from octavo_kernels._native.library import native_library
@@ -289,3 +290,18 @@ def test_dummy_weights_need_no_weight_file_and_are_the_same_in_every_load(
     assert torch.equal(first, second)
     assert first.isfinite().all()
     assert first.std() > 0.1
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_each_tensor_is_read_once(tied, make_checkpoint, load, monkeypatch):
+    directory, _ = make_checkpoint("llama", tie_word_embeddings=tied)
+    read = []
+    tensor = Checkpoint.tensor
+
+    def count(checkpoint, name, *part):
+        read.append(name)
+        return tensor(checkpoint, name, *part)
+
+    monkeypatch.setattr(Checkpoint, "tensor", count)
+    load(directory)
+    assert sorted(read) == sorted(load_file(directory / "model.safetensors"))

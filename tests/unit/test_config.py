@@ -111,6 +111,7 @@ BAD = [
     ("allow_pickle", "yes", "true or false"),
     ("max_prompt_bytes", 0, BYTES),
     ("max_prompt_bytes", "16MiB", "an integer"),
+    ("max_prompt_bytes", "٢", "an integer"),
     ("kv_cache_memory_bytes", 0, BYTES),
     ("kv_cache_memory_bytes", 2**63, BYTES),
     ("kv_cache_memory_bytes", "4GiB", "an integer"),
