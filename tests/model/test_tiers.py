@@ -96,12 +96,14 @@ def test_several_ranks_take_the_native_decoder(choose):
     assert message.startswith(
         "2 ranks take the native decoder, but the model config has model_type"
     )
+    assert message.endswith("; serve it on one")
 
 
 def test_adapters_take_the_native_decoder(choose):
     assert choose("llama", enable_lora=True).name == "native"
     message = refusal(choose, "gpt_neox", enable_lora=True)
     assert message.startswith("option enable_lora takes the native decoder, but the model config ")
+    assert message.endswith("; serve it without")
 
 
 @pytest.mark.parametrize("model_impl", ["auto", "native", "transformers"])

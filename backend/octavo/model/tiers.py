@@ -54,13 +54,17 @@ def choose_tier(directory: Path, config: EngineConfig) -> Tier:
         except ConfigError as error:
             refusal = error
     why_not_native = str(refusal or "option model_impl is 'transformers'")
-    for asked, what in (
-        (wanted == "native", "option model_impl is 'native'"),
-        (config.num_ranks > 1, f"{config.num_ranks} ranks take the native decoder"),
-        (config.enable_lora, "option enable_lora takes the native decoder"),
+    for asked, what, otherwise in (
+        (wanted == "native", "option model_impl is 'native'", "'auto' serves other models too"),
+        (
+            config.num_ranks > 1,
+            f"{config.num_ranks} ranks take the native decoder",
+            "serve it on one",
+        ),
+        (config.enable_lora, "option enable_lora takes the native decoder", "serve it without"),
     ):
         if asked:
-            raise ConfigError(f"{what}, but {why_not_native}")
+            raise ConfigError(f"{what}, but {why_not_native}; {otherwise}")
     reason = f"the native decoder refuses it: {refusal}" if refusal else why_not_native
     # Imported late: transformers' models take seconds, and a native decoder needs none of them.
     from octavo.model.transformers_trace import trace_model
