@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -249,6 +250,38 @@ def _started(**options: Any) -> TritonServer:
         server.kill()
         raise
     return server
+
+
+@contextmanager
+def _serving(**options: Any) -> Iterator[TritonServer]:
+    server = _started(**options)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.fixture(scope="session")
+def serving() -> Callable[..., AbstractContextManager[TritonServer]]:
+    """Return what starts a server with some options, and kills it at the end of a block."""
+    return _serving
+
+
+@pytest.fixture(scope="session")
+def serving_cleanly(
+    watch_leftovers: Callable[[TritonServer], Callable[[], list[str]]],
+) -> Callable[..., AbstractContextManager[TritonServer]]:
+    """Return what starts a server, stops it at the end of a block and sees that nothing is left."""
+
+    @contextmanager
+    def serve(**options: Any) -> Iterator[TritonServer]:
+        with _serving(**options) as server:
+            leftovers = watch_leftovers(server)
+            yield server
+            server.stop()
+            assert leftovers() == []
+
+    return serve
 
 
 def _started_tiny(checkpoint: Path, **options: Any) -> TritonServer:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 from safetensors.torch import save_file
 
 from octavo.local.bundle import write_repository
-from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
 from octavo_client import Client, InvalidRequest
 
@@ -51,28 +51,22 @@ def save(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def server(
-    tiny_checkpoint: Path, save: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+    tiny_checkpoint: Path,
+    save: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    serving: Callable[..., AbstractContextManager[TritonServer]],
 ) -> Iterator[TritonServer]:
     """Return a server that loads on demand, with the adapters `first` and `second`."""
     repository = tmp_path_factory.mktemp("models")
     write_repository(repository, {"model": str(tiny_checkpoint), "enable_lora": True})
     listed = {"first": str(save(1)), "second": str(save(2))}
     (repository / "octavo" / "1" / "multi_lora.json").write_text(json.dumps(listed))
-    options = ServerOptions(
+    with serving(
         repository=repository,
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
         environment={"OCTAVO_CPU_THREADS": "1", "OCTAVO_NUM_KV_BLOCKS": "4096"},
         flags=("--model-control-mode=explicit", "--load-model=octavo"),
-    )
-    server = TritonServer(options)
-    server.start()
-    try:
-        server.wait_ready(120.0)
+    ) as server:
         yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from benchmarks.tiny_models import save_native
 from octavo.llm import LLM
 from octavo.local.bundle import write_repository
 from octavo.local.demo_model import demo_checkpoint
-from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
 from octavo.sampling_params import SamplingParams
 from octavo_client import Client
@@ -38,22 +38,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def empty_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+def empty_server(
+    tmp_path_factory: pytest.TempPathFactory,
+    serving: Callable[..., AbstractContextManager[TritonServer]],
+) -> Iterator[TritonServer]:
     """Return a server that loads models of its repository when it is told to; it has none yet."""
-    options = ServerOptions(
+    with serving(
         repository=tmp_path_factory.mktemp("models"),
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
         flags=("--model-control-mode=explicit",),
-    )
-    server = TritonServer(options)
-    server.start()
-    try:
-        server.wait_ready(120.0)
+    ) as server:
         yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture

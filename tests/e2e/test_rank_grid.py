@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import psutil
 import pytest
 
 from octavo.local.bundle import write_repository
-from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
 from octavo.model.shard import Shard
 from octavo_client import Client, Completion, Unavailable
@@ -58,26 +58,14 @@ def repository(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def grid_server(
-    repository: Path, watch_leftovers: Callable[[TritonServer], Callable[[], list[str]]]
+    repository: Path, serving_cleanly: Callable[..., AbstractContextManager[TritonServer]]
 ) -> Iterator[TritonServer]:
     """Return a server that has loaded the first of the two; nothing of it is left at the end."""
-    options = ServerOptions(
+    with serving_cleanly(
         repository=repository,
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
         flags=("--model-control-mode=explicit", "--load-model=octavo"),
-    )
-    server = TritonServer(options)
-    server.start()
-    try:
-        server.wait_ready(120.0)
-        leftovers = watch_leftovers(server)
+    ) as server:
         yield server
-        server.stop()
-        assert leftovers() == []
-    finally:
-        server.kill()
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
 from octavo.model.shard import Shard
 from octavo_client import Client, Completion, Unavailable
@@ -37,31 +37,19 @@ LONG = {"max_tokens": 30_000, "ignore_eos": True}
 def grid_server(
     request: pytest.FixtureRequest,
     tiny_checkpoint: Path,
-    watch_leftovers: Callable[[TritonServer], Callable[[], list[str]]],
+    serving_cleanly: Callable[..., AbstractContextManager[TritonServer]],
 ) -> Iterator[TritonServer]:
     """Return a server of the tiny model on several ranks; nothing of it is left at the end."""
     tp, pp = request.param
-    options = ServerOptions(
+    with serving_cleanly(
         model=str(tiny_checkpoint),
         device="cpu",
         tensor_parallel_size=tp,
         pipeline_parallel_size=pp,
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
         environment={"OCTAVO_CPU_THREADS": "1", "OCTAVO_NUM_KV_BLOCKS": "4096"},
         flags=("--model-control-mode=explicit", "--load-model=octavo"),
-    )
-    server = TritonServer(options)
-    server.start()
-    try:
-        server.wait_ready(120.0)
-        leftovers = watch_leftovers(server)
+    ) as server:
         yield server
-        server.stop()
-        assert leftovers() == []
-    finally:
-        server.kill()
 
 
 @pytest.fixture

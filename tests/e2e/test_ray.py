@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
 from octavo.model.shard import Shard
 from octavo_client import Client, Completion, Unavailable
@@ -30,37 +30,25 @@ def ray_server(
     request: pytest.FixtureRequest,
     ray_nodes: Any,
     tiny_checkpoint: Path,
-    watch_leftovers: Callable[[TritonServer], Callable[[], list[str]]],
+    serving_cleanly: Callable[..., AbstractContextManager[TritonServer]],
     become: Become,
 ) -> Iterator[TritonServer]:
     """Return a server whose engine has a rank on each node; nothing of it is left at the end."""
     tp, pp = request.param
-    options = ServerOptions(
+    with serving_cleanly(
         model=str(tiny_checkpoint),
         device="cpu",
         tensor_parallel_size=tp,
         pipeline_parallel_size=pp,
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
         environment={
             "OCTAVO_DISTRIBUTED_EXECUTOR_BACKEND": "ray",
             "RAY_ADDRESS": ray_nodes.address,
             "OCTAVO_CPU_THREADS": "2",
             "OCTAVO_NUM_KV_BLOCKS": "4096",
         },
-    )
-    server = TritonServer(options)
-    server.start()
-    try:
-        server.wait_ready(120.0)
-        leftovers = watch_leftovers(server)
+    ) as server:
         yield server
-        server.stop()
-        assert leftovers() == []
-        assert become(lambda: not ranks())
-    finally:
-        server.kill()
+    assert become(lambda: not ranks())
 
 
 @pytest.fixture

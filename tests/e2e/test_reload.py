@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from tritonclient.utils import InferenceServerException
 
 from octavo.local.bundle import write_repository
 from octavo.local.guardian import MARKER, SHARED_MEMORY
-from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
 from octavo_client import Client, Completion, InvalidRequest, OctavoClientError, Unavailable
 
@@ -34,27 +34,20 @@ LOADED = (200, "")
 
 @pytest.fixture(scope="module")
 def explicit_server(
-    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny_checkpoint: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    serving: Callable[..., AbstractContextManager[TritonServer]],
 ) -> Iterator[TritonServer]:
     """Return a server that loads on demand: `octavo`, which is loaded, and `other`, its like."""
     repository = tmp_path_factory.mktemp("models")
     write_repository(repository, {"model": str(tiny_checkpoint)})
     shutil.copytree(repository / "octavo", repository / "other")
-    options = ServerOptions(
+    with serving(
         repository=repository,
-        http_port=0,
-        grpc_port=0,
-        metrics_port=0,
         environment={"OCTAVO_CPU_THREADS": "1", "OCTAVO_NUM_KV_BLOCKS": "4096"},
         flags=("--model-control-mode=explicit", "--load-model=octavo"),
-    )
-    server = TritonServer(options)
-    server.start()
-    try:
-        server.wait_ready(120.0)
+    ) as server:
         yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture
