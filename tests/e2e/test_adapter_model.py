@@ -6,6 +6,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ import transformers
 
 from octavo.local.bundle import write_repository
 from octavo.local.demo_model import demo_checkpoint
-from octavo.local.server_options import ServerOptions
 from octavo.local.triton_server import TritonServer
 from octavo_client import Client
 
@@ -42,21 +42,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[TritonServer]:
+def server(
+    tmp_path_factory: pytest.TempPathFactory,
+    checkpoint: Path,
+    serving: Callable[..., AbstractContextManager[TritonServer]],
+) -> Iterator[TritonServer]:
     repository = tmp_path_factory.mktemp("repository")
     options = {"model": str(checkpoint), "model_impl": "transformers", "num_kv_blocks": 64}
     write_repository(
         repository, {**options, "device": "cpu", "max_num_batched_tokens": 40, "max_num_seqs": 8}
     )
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    environment = {"OCTAVO_CPU_THREADS": "1"}
-    server = TritonServer(ServerOptions(repository=repository, environment=environment, **ports))
-    server.start()
-    try:
-        server.wait_ready(120.0)
+    with serving(repository=repository, environment={"OCTAVO_CPU_THREADS": "1"}) as server:
         yield server
-    finally:
-        server.kill()
 
 
 @pytest.fixture(scope="module")
