@@ -134,8 +134,22 @@ def test_the_first_token_of_the_tokenizer_can_be_left_out(
 
 
 def test_a_directory_without_a_tokenizer_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no tokenizer can be loaded from"):
+    with pytest.raises(ConfigError) as refused:
         Tokenizer.load(str(tmp_path))
+    assert str(refused.value) == (
+        f"no tokenizer can be loaded from {str(tmp_path)!r}: there is no tokenizer.json in it"
+    )
+
+
+def test_a_tokenizer_that_cannot_be_read_is_told_of_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError) as refused:
+        Tokenizer.load(str(tmp_path))
+    assert str(refused.value) == (
+        f"no tokenizer can be loaded from {str(tmp_path)!r}: JSONDecodeError: Expecting property "
+        "name enclosed in double quotes: line 1 column 2 (char 1)"
+    )
 
 
 UNKNOWABLE = {

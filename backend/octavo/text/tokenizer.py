@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig
 
-from octavo.errors import ConfigError, InvalidRequest
+from octavo.errors import ConfigError, InvalidRequest, first_line
 
 REPLACEMENT = "\ufffd"
 
@@ -85,7 +86,9 @@ class Tokenizer:
                     f"the tokenizer of {name!r} needs code that it brings along; set option "
                     "trust_remote_code to true if you have read that code and trust it"
                 ) from None
-            raise ConfigError(f"no tokenizer can be loaded from {name!r}: {error}") from None
+            raise ConfigError(
+                f"no tokenizer can be loaded from {name!r}: {_why_none(name, error)}"
+            ) from None
         return cls(hf, _as_ids(hf.eos_token_id) | _checkpoint_eos(name))
 
     @property
@@ -166,6 +169,13 @@ class Tokenizer:
     def max_token_length(self) -> int:
         """Characters of the longest token as the vocabulary spells it, which is never too short."""
         return max(map(len, self.hf.get_vocab()))
+
+
+def _why_none(name: str, error: Exception) -> str:
+    """Return in one line why there is no tokenizer; transformers lists ways to convert others."""
+    if os.path.isdir(name) and not os.path.exists(os.path.join(name, "tokenizer.json")):
+        return "there is no tokenizer.json in it"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def _decoder_steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
