@@ -155,7 +155,7 @@ class RayLauncher:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
                 "option distributed_executor_backend is 'ray' but Ray is not installed; "
-                "install it with `pip install 'octavo[ray]'`"
+                "install it with `pip install '.[server,ray]'` in a checkout"
             )
         self._place_timeout_s = place_timeout_s
         self.own_device: str | None = None
