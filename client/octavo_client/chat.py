@@ -19,7 +19,7 @@ from octavo_client.meter import Meter
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401  (importing it gives `input` line editing and history)
 
-GREETING = "/clear starts anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
+GREETING = "/clear starts anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer, /help says this."
 
 
 class Chat:
@@ -61,7 +61,9 @@ class Chat:
         while (text := self._read_turn()) is not None:
             if text == "/exit":
                 return
-            if text == "/clear":
+            if text == "/help":
+                click.echo(GREETING, err=True)
+            elif text == "/clear":
                 self._messages = list(self._opening)
             elif text:
                 self._take_turn(text)

@@ -10,6 +10,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
+from octavo_client.chat import GREETING
 from octavo_client.cli import chat
 
 PROGRAM = [sys.executable, "-c", "from octavo_client.cli import chat; chat()"]
@@ -52,6 +53,12 @@ def test_what_was_read_and_how_fast_it_went_follows_each_answer_on_stderr(server
 def test_exit_leaves_before_the_end_of_input(server, talk):
     talk("one\n/exit\ntwo\n")
     assert len(server.requests) == 1
+
+
+def test_help_says_what_there_is_and_asks_nothing_of_the_model(server, talk):
+    result = talk("/help\n")
+    assert (result.stdout, result.stderr) == ("", f"{GREETING}\n")
+    assert server.requests == []
 
 
 def test_clear_forgets_all_but_the_system_message(server, talk):
