@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import sys
 from pathlib import Path
 
 import click
@@ -16,13 +17,33 @@ from octavo import __version__
 from octavo.errors import OctavoError
 from octavo.model_check.command import check
 from octavo_client.cli import COMMANDS
+from octavo_client.cli_options import (
+    BadRequest,
+    Connection,
+    connection_options,
+    in_terms_of_options,
+)
+from octavo_client.errors import InvalidRequest
 from octavo_client.health_command import find_fault
 
 LEVELS = ("debug", "info", "warning", "error")
 
 
+class _Commands(click.Group):
+    """Tells of each command in a whole sentence, which click would cut to one line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sentences = [
+            (name, command.get_short_help_str(limit=sys.maxsize))
+            for name, command in sorted(self.commands.items())
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(sentences)
+
+
 @click.group(
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "OCTAVO"}
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "OCTAVO"},
 )
 @click.version_option(__version__, prog_name="octavo")
 def main() -> None:
@@ -93,25 +114,28 @@ def serve(
     level = logging.DEBUG if verbose else logging.getLevelNamesMapping()[log_level.upper()]
     try:
         asked = ServerOptions(flags=flags, **options)  # type: ignore[arg-type]
-        run(asked, level, max_restarts, find_fault)
+        run(asked, level, max_restarts, lambda url: find_fault(Connection(url)))
     except OctavoError as error:
         raise click.ClickException(str(error)) from None
 
 
-@main.command(context_settings={"show_default": True})
-@click.option("--url", default="127.0.0.1:8001", help="Host and gRPC port of the server.")
-@click.option("--model", default="octavo", help="Model that is asked how it is.")
+@main.command()
+@connection_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def watch(url: str, model: str, command: tuple[str, ...]) -> None:
+def watch(connection: Connection, command: tuple[str, ...]) -> None:
     """Run COMMAND, a Triton server, and end it when only a new one can help.
 
     Meant for a container: it ends with the server, and the container's restart policy does the
-    rest. Exit codes: 1 after a fault, else the server's own.
+    rest. The options say whom to ask how the model is. Exit codes: 1 after a fault, else the
+    server's own.
     """
     from octavo.local.watch import watch as run
 
     try:
-        status = run(command, lambda: find_fault(url, model))
+        connection.arguments()  # what is wrong with them is said before the server starts
+        status = run(command, lambda: find_fault(connection))
+    except InvalidRequest as error:
+        raise BadRequest(in_terms_of_options(error)) from None
     except OctavoError as error:
         raise click.ClickException(str(error)) from None
     raise click.exceptions.Exit(status)

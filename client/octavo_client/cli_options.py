@@ -114,7 +114,7 @@ class Connection:
     """Which model of which server a command talks to, and how."""
 
     url: str
-    model: str
+    model: str = "octavo"
     tls: bool = False
     ca: Path | None = None
     cert: Path | None = None
@@ -170,10 +170,14 @@ def request_params(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_terms_of_options(error: OctavoClientError) -> str:
-    """Return what an error says, a parameter it opens with named as the running command does."""
+    """Return what an error says, with the parameters it is about named as the running command does.
+
+    They are the one it opens with, and the one without which that is given.
+    """
     names = {str(each.name): each.opts[0] for each in click.get_current_context().command.params}
     names |= _OTHER_NAMES
-    return re.sub(r"^\w+(?= (is|has) )", lambda found: names.get(found[0], found[0]), str(error))
+    parameter = r"^\w+(?= (is|has) )|(?<= given without )\w+"
+    return re.sub(parameter, lambda found: names.get(found[0], found[0]), str(error))
 
 
 @contextmanager

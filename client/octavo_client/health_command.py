@@ -99,24 +99,27 @@ def check_ready(client: Client, timeout_s: float) -> str:
         return f"takes requests; {_requests(health.num_live_requests)} came before"
 
 
-def find_fault(url: str, model: str = "octavo", timeout_s: float = 10.0) -> str | None:
+def find_fault(connection: Connection, timeout_s: float = 10.0) -> str | None:
     """Return why only a new server can help, as far as the model itself can tell.
 
     None too where there is no such model or nobody may ask: that is not for its keeper to judge.
+    Files of TLS are read anew each time, for they are exchanged while a server runs.
 
     Raises:
         TimeoutError: the server is there but no answer of the model came.
     """
-    with Client(url, model) as client:
-        try:
+    try:
+        with Client(**connection.arguments()) as client:
             return _GIVEN_UP if client.engine_health(timeout_s).is_given_up else None
-        except RequestTimeout:
-            raise TimeoutError(f"the model does not answer within {timeout_s:g} s") from None
-        except OctavoClientError as error:
-            for words, silence in _SILENCES.items():
-                if words in str(error):
-                    raise TimeoutError(silence) from None
-            return None
+    except RequestTimeout:
+        raise TimeoutError(f"the model does not answer within {timeout_s:g} s") from None
+    except OctavoClientError as error:
+        for words, silence in _SILENCES.items():
+            if words in str(error):
+                raise TimeoutError(silence) from None
+        return None
+    except OSError:  # one of those files is not there at the moment
+        return None
 
 
 def _rest(started: float, timeout_s: float) -> float:

@@ -178,7 +178,7 @@ def test_a_header_without_name_or_value_is_refused_without_being_shown(server, r
 def test_a_key_file_needs_its_certificate(server, run):
     result = run(generate, "--key", __file__, "hi")
     assert result.exit_code == 2
-    assert result.stderr == "Error: --key is given without cert but must have it beside\n"
+    assert result.stderr == "Error: --key is given without --cert but must have it beside\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

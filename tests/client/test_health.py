@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from octavo_client import AsyncClient, EngineHealth, ServerError
+from octavo_client.cli_options import Connection
 from octavo_client.codec import encode_health
 from octavo_client.health_command import find_fault, health
 
@@ -153,33 +154,40 @@ def test_no_server_is_neither(free_url, probe):
 
 def test_a_keeper_is_told_of_an_engine_that_was_given_up(server, says):
     says(engine="restarting")
-    assert find_fault(server.url) is None
+    assert find_fault(Connection(server.url)) is None
     says(engine="failed", is_draining=True)
-    assert find_fault(server.url) is None
+    assert find_fault(Connection(server.url)) is None
     says(engine="failed")
-    assert find_fault(server.url) == "the engine died too often and is not started again"
+    assert (
+        find_fault(Connection(server.url)) == "the engine died too often and is not started again"
+    )
 
 
 def test_a_keeper_judges_neither_an_absent_server_nor_another_model_nor_a_refusal(server, free_url):
-    assert find_fault(free_url) is None
+    assert find_fault(Connection(free_url)) is None
     server.plays(server.refuse("model 'octavo' is not ready"))
-    assert find_fault(server.url) is None
+    assert find_fault(Connection(server.url)) is None
 
 
 def test_a_keeper_hears_of_a_stub_that_triton_cannot_reach(server):
     server.plays(server.refuse("Stub process 'octavo_0_0' is not healthy."))
     with pytest.raises(TimeoutError, match="stub process gives no sign of life"):
-        find_fault(server.url)
+        find_fault(Connection(server.url))
 
 
 def test_a_keeper_hears_of_a_server_that_only_takes_connections():
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         port = frozen.getsockname()[1]
         with pytest.raises(TimeoutError, match="takes connections but does not answer"):
-            find_fault(f"127.0.0.1:{port}")
+            find_fault(Connection(f"127.0.0.1:{port}"))
 
 
 def test_a_keeper_hears_when_no_answer_comes(server):
     server.plays(server.HANG)
     with pytest.raises(TimeoutError, match=r"the model does not answer within 0\.2 s"):
-        find_fault(server.url, timeout_s=0.2)
+        find_fault(Connection(server.url), timeout_s=0.2)
+
+
+def test_a_keeper_without_its_certificates_judges_nothing(server, says, tmp_path):
+    says(engine="failed")
+    assert find_fault(Connection(server.url, ca=tmp_path / "absent.pem")) is None

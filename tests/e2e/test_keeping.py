@@ -17,6 +17,7 @@ from octavo.local.supervisor import Supervisor
 from octavo.local.triton_server import TritonServer
 from octavo.restart_policy import RestartPolicy
 from octavo_client import Client
+from octavo_client.cli_options import Connection
 from octavo_client.health_command import find_fault
 
 pytestmark = pytest.mark.e2e
@@ -42,7 +43,7 @@ def test_a_model_whose_stub_hangs_is_served_again_by_a_new_server(
         RestartPolicy(1, 0.1),
         signals,
         say=lambda _, line: lines.append(line),
-        probe=lambda: find_fault(server.grpc_url, timeout_s=2.0),
+        probe=lambda: find_fault(Connection(server.grpc_url), timeout_s=2.0),
     )
     stub = find_process(server, "triton_python_backend_stub")
     with ThreadPoolExecutor(1) as pool:

@@ -27,6 +27,21 @@ def test_watch_of_a_program_that_is_not_there_says_so() -> None:
     )
 
 
+def test_watch_refuses_a_key_without_its_certificate_before_the_server_starts() -> None:
+    result = CliRunner().invoke(main, ["watch", "--key", __file__, "--", "no-such-server"])
+    assert (result.exit_code, result.output) == (
+        2,
+        "Error: --key is given without --cert but must have it beside\n",
+    )
+
+
+def test_help_has_a_whole_sentence_of_each_command() -> None:
+    text = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
+    for name, command in main.commands.items():
+        sentence = " ".join((command.help or "").split("\n\n")[0].split())
+        assert f"{name} {sentence}" in text
+
+
 def test_version_is_the_packages() -> None:
     assert CliRunner().invoke(main, ["--version"]).output == f"octavo, version {__version__}\n"
 
