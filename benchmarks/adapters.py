@@ -19,6 +19,7 @@ from pathlib import Path
 
 import click
 import torch
+from benchmarks.doc_tables import markdown_table
 from benchmarks.in_process import load_engine, make_request
 from benchmarks.script_options import COUNT, Counts
 from safetensors.torch import save_file
@@ -99,9 +100,8 @@ def main(batches: list[int], rank: int, num_adapters: int, rounds: int) -> None:
         )
         rows = {batch: measure(engine, batch, num_adapters, rounds) for batch in batches}
     kinds = list(next(iter(rows.values())))
-    print(f"| sequences | {' | '.join(kinds)} |\n|{'---|' * (1 + len(kinds))}")
-    for batch, row in rows.items():
-        print(f"| {batch} | {' | '.join(f'{row[kind]:.1f}' for kind in kinds)} |")
+    cells = [[str(batch), *(f"{row[kind]:.1f}" for kind in kinds)] for batch, row in rows.items()]
+    click.echo(markdown_table(["sequences", *kinds], cells), nl=False)
 
 
 if __name__ == "__main__":

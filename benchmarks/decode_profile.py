@@ -19,6 +19,7 @@ from functools import partial
 import click
 import numpy as np
 import torch
+from benchmarks.doc_tables import markdown_table
 from benchmarks.in_process import draw_prompt, load_engine, make_request
 from benchmarks.quiet import quietly
 from benchmarks.scheduling import time_steps
@@ -218,11 +219,11 @@ def main(sizes: list[int], context: int, rounds: int) -> None:
         if not watch.is_valid:
             click.echo(f"NO CLAIM for batch {size}: others {watch.foreign_share:.0%} of CPU")
     click.echo(f"{torch.get_num_threads()} threads, context {context}: ms (share of the step)\n")
-    click.echo("| | " + " | ".join(f"batch {size}" for size in sizes) + " |")
-    click.echo("|---|" + "---|" * len(sizes))
-    for name in columns[0][0]:
-        cells = [f"{each[name]:.2f} ({each[name] / each['step']:.0%})" for each, _ in columns]
-        click.echo(f"| {name} | " + " | ".join(cells) + " |")
+    rows = [
+        [name, *(f"{each[name]:.2f} ({each[name] / each['step']:.0%})" for each, _ in columns)]
+        for name in columns[0][0]
+    ]
+    click.echo(markdown_table(["", *(f"batch {size}" for size in sizes)], rows), nl=False)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
-"""Tables of figures that scripts write into the documentation, between markers that name them.
+"""Tables of figures in Markdown, and their places in the documentation, between markers.
 
 Knows no figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with an empty line before and after it."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + "\n"
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose cells hold no bar."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def write_table(page: Path, name: str, table: str) -> None:
-    """Put a table into a page, in the place of the one that stands there.
+    """Put a table into a page, between empty lines, in the place of the one that stands there.
 
     Raises:
         ValueError: the page lacks the markers of this name.
@@ -24,7 +24,7 @@ def write_table(page: Path, name: str, table: str) -> None:
     begin, end = markers(name)
     before, rest = page.read_text().split(begin)
     after = rest.split(end, 1)[1]
-    page.write_text(before + begin + table + end + after)
+    page.write_text(f"{before}{begin}\n{table}\n{end}{after}")
 
 
 def markers(name: str) -> tuple[str, str]:

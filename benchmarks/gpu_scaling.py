@@ -48,7 +48,7 @@ _PREFILL_HEADS = (
 def main(docs: Path | None) -> None:
     """Print the plan's tables, and write them into the documentation if asked to."""
     for name, table in tables().items():
-        click.echo(f"{name}\n{table}")
+        click.echo(f"{name}\n\n{table}")
         if docs is not None:
             write_table(docs / PAGE, name, table)
 

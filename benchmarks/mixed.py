@@ -33,7 +33,14 @@ from benchmarks.peers.report import Spread, machine
 from benchmarks.peers.side import Reply, Resources, Side
 from benchmarks.peers.transformers_side import BATCH_SIZE, ThisEnvironment
 from benchmarks.quiet import MOST_ATTEMPTS, QuietWatch
-from benchmarks.script_options import COUNT, QUICK_HELP, QUICK_NOTE, OutputFile, OutputFolder
+from benchmarks.script_options import (
+    COUNT,
+    QUICK_HELP,
+    QUICK_NOTE,
+    OutputFile,
+    OutputFolder,
+    refuse_quick_docs,
+)
 from benchmarks.static_side import StaticEngineSide
 from benchmarks.workload import mixed_workload
 
@@ -79,6 +86,7 @@ class Row:
 @click.option("--docs", type=OutputFolder(PAGE), help="Write the page's table here.")
 def main(rounds: int, quick: bool, json_path: Path | None, docs: Path | None) -> None:
     """Compare memory, latencies and output tokens per second."""
+    refuse_quick_docs(quick, docs)
     resources = Resources(tuple(sorted(os.sched_getaffinity(0))), KV_BYTES)
     sides: tuple[Side, Side] = (
         OctavoSide(resources),

@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 import torch
+from benchmarks.doc_tables import markdown_table
 from benchmarks.script_options import COUNT
 
 from octavo import LLM
@@ -33,6 +34,10 @@ FORMS: dict[str, dict[str, Any]] = {
     "bfloat16, int8": {"dtype": "bfloat16", "quantization": "int8"},
 }
 PROMPT_TOKENS = 64
+HEADS = (
+    *("weights", "perplexity", "log-probability: mean error", "largest"),
+    *("same most likely token", "tokens until an answer differs"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +91,18 @@ def shared_tokens(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
     return same.index(False) if False in same else len(same)
 
 
-def row_of(name: str, scores: Scores, exact: Scores) -> str:
+def row_of(name: str, scores: Scores, exact: Scores) -> list[str]:
     errors = (scores.logprobs - exact.logprobs).abs()
     same = (scores.most_likely == exact.most_likely).double().mean()
     shared = [shared_tokens(*pair) for pair in zip(scores.answers, exact.answers, strict=True)]
-    figures = (
+    return [
+        name,
         f"{scores.perplexity:.3f}",
         f"{float(errors.mean()):.4f}",
         f"{float(errors.max()):.2f}",
         f"{float(same):.1%}",
         f"{sum(shared) / len(shared):.1f}",
-    )
-    return f"| {name} | {' | '.join(figures)} |"
+    ]
 
 
 @click.command()
@@ -122,13 +127,8 @@ def main(windows: int, window_tokens: int, answer_tokens: int) -> None:
     scores = {name: score(texts, answer_tokens, options) for name, options in FORMS.items()}
     num_tokens = len(scores[EXACT].logprobs)
     click.echo(f"{num_tokens:,} tokens in {windows} windows, answers of {answer_tokens} tokens\n")
-    click.echo(
-        "| weights | perplexity | log-probability: mean error | largest | same most likely token "
-        "| tokens until an answer differs |"
-    )
-    click.echo("|---|---|---|---|---|---|")
-    for name, each in scores.items():
-        click.echo(row_of(name, each, scores[EXACT]))
+    rows = [row_of(name, each, scores[EXACT]) for name, each in scores.items()]
+    click.echo(markdown_table(HEADS, rows), nl=False)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from benchmarks.doc_tables import write_table
 from benchmarks.peers.report import machine
 from benchmarks.queue_curve import QUEUE
 from benchmarks.quiet import MOST_FOREIGN_SHARE
-from benchmarks.script_options import QUICK_NOTE, OutputFolder
+from benchmarks.script_options import QUICK_NOTE, OutputFolder, refuse_quick_docs
 from benchmarks.served_curves import CONCURRENCY, POOL
 
 PAGE = "scaling.md"
@@ -38,6 +38,7 @@ CURVES = {curve.name: curve for curve in (CONCURRENCY, CONTEXT, POOL, QUEUE)}
 @click.option("--docs", type=OutputFolder(PAGE), help="Write tables and plots here.")
 def main(names: tuple[str, ...], quick: bool, docs: Path | None) -> None:
     """Measure curves."""
+    refuse_quick_docs(quick, docs)
     if quick:
         click.echo(QUICK_NOTE)
     for name in names or tuple(CURVES):

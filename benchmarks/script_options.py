@@ -88,6 +88,14 @@ class OutputFolder(click.ParamType[Path]):
         return path
 
 
+def refuse_quick_docs(quick: bool, docs: Path | None) -> None:
+    """Refuse to write quick figures over those that the documentation claims."""
+    if quick and docs is not None:
+        raise click.UsageError(
+            "--docs writes figures that are claims, and those of --quick are none"
+        )
+
+
 def _make_folder(path: Path) -> None:
     """Make a folder and see whether a file can be made in it."""
     path.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from doc_tables import markdown_table
+
 
 class Verdict(StrEnum):
     """Whether a line is as promised."""
@@ -98,12 +100,6 @@ class PartResult:
 def unmeasured_line(what: tuple[str, ...], heads: Sequence[str]) -> Line:
     """Return the line of what there was no time to measure, which is not as promised."""
     return Line((*what, *["out of time"] * (len(heads) - len(what))), Verdict.MISSED)
-
-
-def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose cells hold no bar."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def report_markdown(title: str, circumstances: str, results: Sequence[PartResult]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+from benchmarks.doc_tables import markdown_table
 from benchmarks.peers.loads import Workload
 from benchmarks.peers.measure import OWN_NAME, Failure, Play, counting
 
@@ -119,10 +120,9 @@ def machine() -> dict[str, str]:
     }
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table and an empty line."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + "\n"
+def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table under its title, or nothing where it would have no row."""
+    return f"## {title}\n\n{markdown_table(heads, rows)}\n" if rows else ""
 
 
 def _throughput(results: Results) -> str:
@@ -136,9 +136,8 @@ def _throughput(results: Results) -> str:
             cells = [each.text() if each else NONE for each in spreads.values()]
             rows.append([workload.title, *cells, _ratio(spreads)])
     titles = [side.title for side in results.sides]
-    return "## Output tokens per second\n\n" + table(
-        ["workload", *titles, "Octavo ÷ best peer"], rows
-    )
+    heads = ["workload", *titles, "Octavo ÷ best peer"]
+    return _section("Output tokens per second", heads, rows)
 
 
 def _ratio(spreads: Mapping[str, Spread | None]) -> str:
@@ -169,9 +168,9 @@ def _latencies(results: Results) -> str:
                 )
             )
             rows.append([side.title, *(e.text(1e3, 1) if e else NONE for e in spreads)])
-        text += f"## {workload.title}: {rate:.2f} requests/s to every side, ms\n\n" + table(
-            ["side", "first token, p50", "p99", "each further token, p50", "p99"], rows
-        )
+        title = f"{workload.title}: {rate:.2f} requests/s to every side, ms"
+        heads = ["side", "first token, p50", "p99", "each further token, p50", "p99"]
+        text += _section(title, heads, rows)
     return text
 
 
@@ -188,16 +187,13 @@ def _sides(results: Results) -> str:
                 " ".join(f"`{name}={value}`" for name, value in side.settings.items()),
             ]
         )
-    return "## Sides\n\n" + table(
-        ["side", "asked through", "resident MiB, most", "versions", "settings"], rows
-    )
+    heads = ["side", "asked through", "resident MiB, most", "versions", "settings"]
+    return _section("Sides", heads, rows)
 
 
 def _failures(failures: Sequence[Failure]) -> str:
-    if not failures:
-        return ""
     rows = [
         [each.side, each.stage, each.reason.replace("|", "/").replace("\n", " ")]
         for each in failures
     ]
-    return "## Not played\n\n" + table(["side", "failed at", "reason"], rows)
+    return _section("Not played", ["side", "failed at", "reason"], rows)

@@ -32,7 +32,7 @@ SLOW = Gpu("slow", 10_000.0, 1000.0, 1e6, 100.0)
 def test_the_page_holds_what_the_script_writes():
     page = (DOCS / PAGE).read_text(encoding="utf-8")
     for name, table in tables().items():
-        assert table.join(markers(name)) in page, name
+        assert f"\n{table}\n".join(markers(name)) in page, name
 
 
 def test_models_have_as_many_weights_as_they_are_called_by():

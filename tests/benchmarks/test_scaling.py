@@ -32,10 +32,10 @@ POINTS = [
 
 def test_a_table_has_a_row_a_point_and_a_column_a_line_in_the_unit_of_its_panel():
     assert table_of(CURVE, POINTS) == (
-        "\n| tokens of context | tokens/s | ms, first | ms, later |\n"
+        "| tokens of context | tokens/s | ms, first | ms, later |\n"
         "| --- | --- | --- | --- |\n"
         "| 1,024 | 100 | 12.3 | 2,500 |\n"
-        "| 0 | 7 | 1,000.0 | 1 |\n\n"
+        "| 0 | 7 | 1,000.0 | 1 |\n"
     )
 
 
@@ -60,7 +60,7 @@ def test_a_table_is_put_in_the_place_of_the_one_before_and_nothing_else_changes(
     other = "".join(markers("other"))
     page.write_text(f"before\n{begin}old{end}\nafter {other}\n")
     write_table(page, "one", "new")
-    assert page.read_text() == f"before\n{begin}new{end}\nafter {other}\n"
+    assert page.read_text() == f"before\n{begin}\nnew\n{end}\nafter {other}\n"
     with pytest.raises(ValueError, match="unpack"):
         write_table(page, "missing", "new")
 
@@ -78,7 +78,7 @@ def test_a_curve_is_written_as_figures_a_plot_and_a_table(tmp_path):
 def test_the_page_shows_the_figures_that_lie_beside_its_plots(name):
     points = json.loads(figures_path(CURVES[name], DOCS).read_text())["points"]
     begin, end = markers(name)
-    assert begin + table_of(CURVES[name], points) + end in PAGE.read_text()
+    assert f"{begin}\n{table_of(CURVES[name], points)}\n{end}" in PAGE.read_text()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.key)

@@ -27,6 +27,8 @@ DOCS = Path(__file__).parents[2] / "docs"
         (mixed, "--json /proc/none/x.json", "'/proc/none/x.json' cannot be written"),
         (mixed, "--docs /proc/none", "'/proc/none' has no scaling.md to write tables into"),
         (scaling, "--docs /proc/none", "'/proc/none' has no scaling.md to write tables into"),
+        (mixed, f"--quick --docs {DOCS}", "--docs writes figures that are claims"),
+        (scaling, f"--quick --docs {DOCS}", "--docs writes figures that are claims"),
         (memory, "--requests 0", "0 is not in the range x>=1"),
         (memory, "--requests -3", "-3 is not in the range x>=1"),
         (memory, "--seed -1", "-1 is not in the range x>=0"),

@@ -1,13 +1,13 @@
 """A report says what was found, and the exit status what it comes to."""
 
 import pytest
+from doc_tables import markdown_table
 from gpu.report import (
     Line,
     PartResult,
     Section,
     Verdict,
     exit_status,
-    markdown_table,
     report_markdown,
 )
 

@@ -108,6 +108,16 @@ def test_a_play_in_a_crowd_counts_only_where_there_is_no_other_and_is_marked_the
     assert "| 20 (20 to 20) | void 10 (10 to 10) | void 2.00 |" in text
 
 
+def test_a_report_of_arrivals_alone_has_no_table_of_throughput():
+    paced = next(workload for workload in WORKLOADS if workload.capacity_share is not None)
+    text = markdown(Results((facts("octavo"),), (paced,), (), (), 7.0, False))
+    titles = [line for line in text.splitlines() if line.startswith("## ")]
+    assert titles == [
+        f"## {paced.title}: {7.0 * paced.capacity_share:.2f} requests/s to every side, ms",
+        "## Sides",
+    ]
+
+
 def test_the_report_tells_why_a_peer_was_not_played(measurement, own_pid):
     measurement.run([EchoSide("broken", own_pid, fails_at=1)], lambda: None)
     failures = tuple(measurement.failures)
