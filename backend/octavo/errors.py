@@ -76,9 +76,9 @@ def code_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, for that of another's may be long."""
+    """Return the first line of what an error of others says, or its type where it says nothing."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no reason given"
+    return lines[0] if lines else type(error).__name__
 
 
 def shown(value: object) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, first_line
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -82,9 +82,9 @@ def hub_configs(hub_id: str, *, trust_remote_code: bool = False) -> tuple[Path, 
 
 
 def _not_at_hub(hub_id: str, error: Exception) -> ConfigError:
-    reason = str(error).strip().splitlines() or [type(error).__name__]
     return ConfigError(
-        f"model {hub_id!r} is no local path and cannot be downloaded from the hub: {reason[0]}"
+        f"model {hub_id!r} is no local path and cannot be downloaded from the hub: "
+        f"{first_line(error)}"
     )
 
 

@@ -15,7 +15,7 @@ from types import EllipsisType
 
 import torch
 
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, first_line
 
 _DTYPE_NAMES = {
     torch.bfloat16: "BF16",
@@ -57,7 +57,8 @@ class PickledFile:
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
         except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, OSError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else "it is cut off"
+            # The end of a file that is cut off comes as an error without words.
+            reason = first_line(error) if str(error) else "it is cut off"
             raise ConfigError(
                 f"{path} is damaged or holds more than tensors, and nothing else of a pickled "
                 f"file is loaded: {reason}"

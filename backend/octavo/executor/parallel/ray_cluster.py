@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from octavo.errors import EngineError
+from octavo.errors import EngineError, first_line
 from octavo.executor.parallel.ray_messages import Start, Started
 from octavo.executor.parallel.ray_placement import Node, Room, describe, place
 from octavo.executor.parallel.ray_rank import RayRank
@@ -46,7 +46,7 @@ class RayCluster:
         except Exception as error:
             raise EngineError(
                 f"the Ray cluster at {address} cannot be joined, of which this machine must be a "
-                f"node: {_first_line(error.__cause__ or error)}"
+                f"node: {first_line(error.__cause__ or error)}"
             ) from error
         self._address = context.address_info["gcs_address"]
         own_id = ray.get_runtime_context().get_node_id()
@@ -191,7 +191,3 @@ def _reason(error: RayError) -> str:
     text = " ".join(str(error).split())
     text = re.split(r"(?:is dead|died) because ", text, maxsplit=1)[-1]
     return text.split(" Some common causes")[0][-_MAX_REASON:]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
