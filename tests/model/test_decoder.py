@@ -135,6 +135,10 @@ CASES = {
         "stablelm",
         {"rope_parameters": PARTIAL_ROPE, "use_parallel_residual": True},
     ),
+    "stablelm-norms-of-each-head": (
+        "stablelm",
+        {"rope_parameters": PARTIAL_ROPE, "use_parallel_residual": True, "qk_layernorm": True},
+    ),
 }
 
 
@@ -227,7 +231,7 @@ OTHER_FORMS = {
     "granite": {"residual_multiplier": 0.4, "logits_scaling": 0.5},
     "olmo3": {"sliding_window": 20},
     "smollm3": {"no_rope_layers": [1, 0, 1]},
-    "stablelm": {"use_parallel_residual": True},
+    "stablelm": {"use_parallel_residual": True, "qk_layernorm": True},
 }
 
 

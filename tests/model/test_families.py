@@ -308,7 +308,7 @@ REFUSED = [
     (GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0, which is not"),
     (GEMMA3, {"rope_parameters": {"rope_type": "default"}}, "an object of full_attention and"),
     (OLMO3, {"rope_theta": 10000.0}, "rope_theta = 10000.0 but must have 500000"),
-    (STABLELM, {"qk_layernorm": True}, "qk_layernorm = True but must have false"),
+    (STABLELM, {"qk_layernorm": "yes"}, "qk_layernorm = 'yes' but must have true or false"),
     (STABLELM, {"head_dim": 30}, "head_dim = 30 but must have hidden_size / num_attention_heads"),
 ]
 

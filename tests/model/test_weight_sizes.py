@@ -23,6 +23,8 @@ MODELS = {
     "fused": ("phi3", {}),
     "layer norms": ("stablelm", {"use_qkv_bias": True}),
     "norms of heads": ("qwen3", {"head_dim": 22}),
+    "norms of each head": ("stablelm", {"qk_layernorm": True}),
+    "norms of heads as one": ("olmo2", {}),
     "experts": ("mixtral", {"num_local_experts": 5}),
 }
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo.model.head_norms import HeadNorms, Sum
 from octavo.model.layers import PackedLinear
 from octavo.model.lora import StepAdapters
-from octavo.model.norms import Norm
 from octavo.model.spec import Activation
 from octavo_kernels import (
     AttentionBackend,
@@ -39,6 +39,8 @@ class StepInputs:
     """Mutated at `metadata.slot_mapping`."""
     metadata: AttentionMetadata
     """Describes the same tokens."""
+    sum_: Sum
+    """Over the ranks that share the layers."""
     adapters: StepAdapters | None = None
     """What is added to products of some of them, if anything."""
 
@@ -61,8 +63,6 @@ class AttentionForm:
     """Factor of the scores."""
     score_cap: float | None
     window: int | None
-    norms_all_heads: bool
-    """Whether the norms of queries and keys take all heads as one row, or each head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,7 @@ class Attention:
     form: AttentionForm
     qkv: PackedLinear
     """hidden -> queries, then keys, then values of all heads."""
-    q_norm: Norm | None
-    k_norm: Norm | None
+    head_norms: HeadNorms | None
     cos_sin: torch.Tensor | None
     """[max_len, rotary_dim] float32, as `rotary_table` makes it; None for no rotation."""
     o: PackedLinear
@@ -94,8 +93,8 @@ class Attention:
         first_value = form.num_heads + form.num_kv_heads
         q, k = heads[:, : form.num_heads], heads[:, form.num_heads : first_value]
         v = heads[:, first_value:]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._normalize(q, self.q_norm), self._normalize(k, self.k_norm)
+        if self.head_norms is not None:
+            q, k = self.head_norms(q, k, step.sum_)
         slots = step.metadata.slot_mapping
         if self.cos_sin is None:
             backend.write_kv_cache(k, v, step.kv_cache, layer, slots)
@@ -110,11 +109,6 @@ class Attention:
             soft_cap=form.score_cap,
         )
         return step.multiply(self.o, attended.view(num_tokens, -1))
-
-    def _normalize(self, heads: torch.Tensor, norm: Norm) -> torch.Tensor:
-        if self.form.norms_all_heads:
-            return norm(heads.flatten(1)).view(heads.shape)
-        return norm(heads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,9 @@ class Decoder:
         if self._native is not None and adapted is None and not is_compiling():
             return States(self._native(residual, positions, kv_cache, metadata), residual)
         adapters = None if adapted is None else StepAdapters(self._low_ranks, adapted)
-        return self._run_layers(residual, StepInputs(positions, kv_cache, metadata, adapters))
+        sum_ = self._collectives.sum_
+        step = StepInputs(positions, kv_cache, metadata, sum_, adapters)
+        return self._run_layers(residual, step)
 
     @torch.inference_mode()
     def project(

@@ -30,6 +30,9 @@ class DummyTensors:
         self._std = 1.0 / math.sqrt(spec.hidden_size)
         self._generator = torch.Generator(device)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._shapes
+
     def tensor(self, name: str, *part: slice) -> torch.Tensor:
         """Return a tensor, of each dimension from the first what is wanted."""
         tensor = torch.empty(self._shapes[name], device=self._generator.device)

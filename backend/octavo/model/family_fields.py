@@ -224,16 +224,13 @@ def gemma3(fields: ConfigFields, sizes: Sizes) -> Found:
 def stablelm(fields: ConfigFields, sizes: Sizes) -> Found:
     """Read StableLM 2 and 3B, and others of that form."""
     fields.choice("hidden_act", ("silu",), "silu")
-    if fields.flag("qk_layernorm", False):
-        raise fields.error(
-            "qk_layernorm", True, "false: heads with norms of their own are not known"
-        )
     if sizes.head_dim * sizes.num_heads != sizes.hidden_size:
         raise fields.error("head_dim", sizes.head_dim, "hidden_size / num_attention_heads")
     return {
         "norm": NormSpec("layer", fields.number("layer_norm_eps")),
         "ropes": one_rope(fields, sizes, partial=0.25),
         "windows": full_windows(sizes),
+        "qk_norm": "own" if fields.flag("qk_layernorm", False) else None,
         "qkv_bias": fields.flag("use_qkv_bias", False),
         "is_parallel": fields.flag("use_parallel_residual", False),
     }

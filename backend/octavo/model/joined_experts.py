@@ -75,6 +75,9 @@ class JoinedExperts:
         self._checkpoint = checkpoint
         self._places = places
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._places or name in self._checkpoint
+
     def tensor(self, name: str, *part: slice) -> torch.Tensor:
         """Return a tensor, as TensorSource does; of an expert, its rows are to be told."""
         place = self._places.get(name)

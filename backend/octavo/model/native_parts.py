@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from octavo.model.blocks import GatedMlp
 from octavo.model.collectives import Collectives
+from octavo.model.head_norms import AlikeHeadNorms, JointHeadNorms
 from octavo.model.layer_weights import LayerWeights
 from octavo.model.norms import RmsNorm
 from octavo.model.spec import ModelSpec
@@ -59,7 +60,11 @@ def _layer_parts(layer: LayerWeights) -> LayerParts | None:
     if qkv is None or o is None or gate_up is None or down is None:
         return None
     norms = {name: getattr(layer, name) for name in _STATE_NORMS}
-    norms |= {"q_norm": attention.q_norm, "k_norm": attention.k_norm}
+    heads = attention.head_norms
+    if isinstance(heads, AlikeHeadNorms | JointHeadNorms):
+        norms |= {"q_norm": heads.q, "k_norm": heads.k}
+    elif heads is not None:
+        return None
     if any(norm is not None and not isinstance(norm, RmsNorm) for norm in norms.values()):
         return None
     return LayerParts(

@@ -87,6 +87,12 @@ class ModelPart:
     tokens: range
     """Rows of the embedding and of the vocabulary projection."""
 
+    @property
+    def adds_keys(self) -> bool:
+        """Whether sums over the group have its keys from here: the first rank that has them."""
+        group = self.whole.num_heads // self.whole.num_kv_heads
+        return self.heads.start == self.kv_heads.start * group
+
     @classmethod
     def of(cls, spec: ModelSpec, shard: Shard) -> ModelPart:
         """Return a rank's part of a model.
@@ -120,11 +126,6 @@ def divide(total: int, count: int) -> list[range]:
 
 
 def _check(spec: ModelSpec, shard: Shard) -> None:
-    if shard.tp_size > 1 and spec.qk_norm == "all":
-        raise ConfigError(
-            f"option tensor_parallel_size is {shard.tp_size} but must be 1: the model normalises "
-            "all its heads as one, which are not divided"
-        )
     if shard.pp_size > spec.num_layers:
         raise ConfigError(
             f"option pipeline_parallel_size is {shard.pp_size} but must be at most the "

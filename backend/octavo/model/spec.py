@@ -81,8 +81,9 @@ class ModelSpec:
     """What attention and MLP make is normalised before it is added to the stream."""
     is_parallel: bool = False
     """Attention and MLP read the same state, side by side."""
-    qk_norm: Literal["head", "all"] | None = None
-    """Queries and keys are RMS-normalised before the rotation: each head, or all heads as one."""
+    qk_norm: Literal["head", "all", "own"] | None = None
+    """Queries and keys are normalised before the rotation: each head, or all heads as one, by the
+    root of the mean square; or each head by mean and variance, with a weight of its own."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False

@@ -20,11 +20,12 @@ LM_HEAD = "lm_head"
 ALL = slice(None)
 
 # Within a layer.
-Q_NORM, K_NORM = "self_attn.q_norm", "self_attn.k_norm"
 OUT, DOWN = "self_attn.o_proj", "mlp.down_proj"
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _FUSED_QKV, _FUSED_GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"
+_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+_OWN_HEAD_NORMS = ("self_attn.q_layernorm.norms.", "self_attn.k_layernorm.norms.")
 
 
 def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -84,6 +85,20 @@ def gate_up_rows(part: ModelPart, prefix: str) -> Rows:
     return [(f"{prefix}{name}", span(part.inner)) for name in _GATE_UP]
 
 
+def head_norm_rows(part: ModelPart, prefix: str) -> tuple[Rows, Rows]:
+    """Return where the weights lie by which a part's queries are normalised, and its keys."""
+    kind, heads = part.spec.qk_norm, (part.heads, part.kv_heads)
+    if kind == "own":
+        q, k = (
+            [(f"{prefix}{name}{head}", ALL) for head in own]
+            for name, own in zip(_OWN_HEAD_NORMS, heads, strict=True)
+        )
+        return q, k
+    spans = [span(own, part.spec.head_dim) if kind == "all" else ALL for own in heads]
+    q, k = ([(f"{prefix}{name}", own)] for name, own in zip(_HEAD_NORMS, spans, strict=True))
+    return q, k
+
+
 def span(part: range, unit: int = 1) -> slice:
     """Return the rows or columns of a range of things of `unit` rows or columns each."""
     return slice(part.start * unit, part.stop * unit)
@@ -123,8 +138,16 @@ def _layer_tensors(spec: ModelSpec, has_experts: bool) -> dict[str, tuple[int, .
     factors = ("weight", "bias") if spec.norm.kind == "layer" else ("weight",)
     norms = [name for name in layer_norms(spec) if name is not None]
     shapes |= {f"{name}.{factor}": (hidden,) for name in norms for factor in factors}
-    if spec.qk_norm is not None:
-        is_all = spec.qk_norm == "all"
-        shapes[f"{Q_NORM}.weight"] = (q_size if is_all else spec.head_dim,)
-        shapes[f"{K_NORM}.weight"] = (kv_size if is_all else spec.head_dim,)
-    return shapes
+    return shapes | _head_norm_tensors(spec)
+
+
+def _head_norm_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    head_dim, counts = spec.head_dim, (spec.num_heads, spec.num_kv_heads)
+    if spec.qk_norm is None:
+        return {}
+    if spec.qk_norm == "own":
+        groups = zip(_OWN_HEAD_NORMS, counts, strict=True)
+        names = [f"{name}{head}.weight" for name, count in groups for head in range(count)]
+        return dict.fromkeys(names, (head_dim,))
+    sizes = [head_dim * (count if spec.qk_norm == "all" else 1) for count in counts]
+    return {f"{name}.weight": (size,) for name, size in zip(_HEAD_NORMS, sizes, strict=True)}

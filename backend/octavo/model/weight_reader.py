@@ -16,6 +16,13 @@ from octavo.model.blocks import Attention, AttentionForm, GatedMlp
 from octavo.model.expert_names import expert_names
 from octavo.model.experts import Experts
 from octavo.model.grouped_linear import GroupedLinear
+from octavo.model.head_norms import (
+    AlikeHeadNorms,
+    DividedHeadNorms,
+    HeadNorms,
+    JointHeadNorms,
+    OwnHeadNorms,
+)
 from octavo.model.layer_weights import DecoderWeights, LayerWeights, Mlp
 from octavo.model.layers import Embedding, PackedLinear
 from octavo.model.load_progress import logged
@@ -29,6 +36,10 @@ from octavo.model.tensor_names import ALL, Rows
 
 class TensorSource(Protocol):
     """Where tensors are read from; a Checkpoint is one."""
+
+    def __contains__(self, name: str) -> bool:
+        """Tell whether there is a tensor of a name."""
+        ...
 
     def tensor(self, name: str, *part: slice) -> torch.Tensor:
         """Return a tensor, of each dimension from the first what is wanted."""
@@ -133,20 +144,38 @@ class WeightReader:
             scale=spec.attention_scale,
             score_cap=spec.score_cap,
             window=spec.windows[index],
-            norms_all_heads=spec.qk_norm == "all",
         )
-        q_norm = self._norm(f"{prefix}{names.Q_NORM}") if spec.qk_norm else None
-        k_norm = self._norm(f"{prefix}{names.K_NORM}") if spec.qk_norm else None
         heads = names.span(part.heads, spec.head_dim)
         return Attention(
             form=form,
             qkv=self._linear(names.qkv_rows(part, prefix), spec.qkv_bias),
-            q_norm=q_norm,
-            k_norm=k_norm,
+            head_norms=self._head_norms(prefix),
             cos_sin=cos_sin,
             o=self._linear(
                 [(f"{prefix}{names.OUT}", ALL)], spec.o_bias and self._adds_bias, columns=heads
             ),
+        )
+
+    def _head_norms(self, prefix: str) -> HeadNorms | None:
+        part, spec = self._part, self._part.spec
+        if spec.qk_norm is None:
+            return None
+        q, k = (self._factors(rows) for rows in names.head_norm_rows(part, prefix))
+        head_dim, eps = spec.head_dim, spec.norm.eps
+        if spec.qk_norm == "own":
+            plain = LayerNorm(q.new_ones(head_dim), q.new_zeros(head_dim), eps)
+            return OwnHeadNorms(plain, q.view(-1, head_dim), k.view(-1, head_dim))
+        if spec.qk_norm == "head":
+            return AlikeHeadNorms(RmsNorm(q, eps), RmsNorm(k, eps))
+        if part.shard.tp_size == 1:
+            return JointHeadNorms(RmsNorm(q, eps), RmsNorm(k, eps))
+        sizes = torch.tensor([part.whole.num_heads, part.whole.num_kv_heads]) * float(head_dim)
+        return DividedHeadNorms(
+            q_weight=q.view(-1, head_dim),
+            k_weight=k.view(-1, head_dim),
+            eps=eps,
+            sizes=sizes.to(self._device),
+            counts_keys=part.adds_keys,
         )
 
     def _mlp(self, prefix: str) -> GatedMlp:
@@ -188,14 +217,18 @@ class WeightReader:
 
     def _norm(self, name: str) -> Norm:
         """Return a norm, whose weights stay as exact as the model's dtype has them."""
-        spec = self._part.spec.norm
-        weight = self._tensor([(f"{name}.weight", ALL)]).float()
-        self.num_bytes += weight.nbytes
+        spec, weight = self._part.spec.norm, self._factors([(name, ALL)])
         if spec.kind == "layer":
             bias = self._tensor([(f"{name}.bias", ALL)]).float()
             self.num_bytes += bias.nbytes
             return LayerNorm(weight, bias, spec.eps)
-        return RmsNorm(weight + 1.0 if spec.adds_one else weight, spec.eps)
+        return RmsNorm(weight, spec.eps)
+
+    def _factors(self, rows: Rows) -> torch.Tensor:
+        """Return what norms multiply by, joined."""
+        weight = self._tensor([(f"{name}.weight", part) for name, part in rows]).float()
+        self.num_bytes += weight.nbytes
+        return weight + 1.0 if self._part.spec.norm.adds_one else weight
 
     def _linear(
         self, rows: Rows, has_bias: bool, *, columns: slice = ALL, is_gated: bool = False

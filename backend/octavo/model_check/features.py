@@ -64,8 +64,6 @@ def _paged_off(
 ) -> Iterator[tuple[str, str]]:
     if tier != "native":
         yield from _not_native()
-    if spec is not None and spec.qk_norm == "all":
-        yield "tensor parallel ranks", "the model normalises all its heads as one"
     if spec is not None and spec.experts is not None:
         yield "LoRA of experts", "adapters change attention and plain MLPs"
     if not packs_weights(dtype, device):

@@ -135,11 +135,9 @@ def test_a_model_narrower_than_the_group_is_refused():
         parts_of(3, 1, replace(SPEC, intermediate_size=2))
 
 
-def test_heads_that_are_normalised_as_one_are_not_divided():
-    spec = replace(SPEC, qk_norm="all")
-    assert [part.heads for part in parts_of(1, 3, spec)] == [range(12)] * 3
-    with pytest.raises(ConfigError, match="is 2 but must be 1: the model normalises all its heads"):
-        parts_of(2, 1, spec)
+def test_keys_that_several_ranks_have_are_summed_by_the_first():
+    assert [part.adds_keys for part in parts_of(2, 1)] == [True, True]
+    assert [part.adds_keys for part in parts_of(6, 1)] == [True, False] * 3
 
 
 def test_inner_columns_of_experts_are_divided_and_their_layers_go_to_stages():
