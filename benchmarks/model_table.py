@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import transformers
+from benchmarks.tiny_image_models import IMAGES, save_image_model
 from benchmarks.tiny_models import (
     NATIVE,
     PAGED,
@@ -28,6 +29,7 @@ from benchmarks.tiny_models import (
     static_factory,
 )
 from safetensors.torch import save_file
+from transformers import AutoModelForImageTextToText
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine
@@ -99,6 +101,9 @@ def find_rows(folder: Path) -> Iterator[Row]:
     for model_type in NATIVE:
         save_native(model_type, folder / "native" / model_type)
         yield _row(folder / "native" / model_type, "native")
+    for model_type in IMAGES:
+        save_image_model(model_type, folder / "images" / model_type)
+        yield _row(folder / "images" / model_type, "native")
     for model_type, values in PAGED.items():
         save_paged(model_type, folder / "paged" / model_type, **values)
         yield _row(folder / "paged" / model_type, "transformers")
@@ -180,9 +185,9 @@ def _answers(
 
 def _transformers_tokens(directory: Path, prompts: list[list[int]]) -> list[list[int]]:
     config = transformers.AutoConfig.from_pretrained(directory)
-    model = static_factory(config).from_pretrained(
-        directory, dtype=torch.float32, experts_implementation="eager"
-    )
+    reads_images = config.model_type in IMAGES
+    factory = AutoModelForImageTextToText if reads_images else static_factory(config)
+    model = factory.from_pretrained(directory, dtype=torch.float32, experts_implementation="eager")
     answers = []
     for prompt in prompts:
         token_ids = torch.tensor([prompt])

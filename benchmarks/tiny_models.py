@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 _NEAR = {"rope_type": "default", "rope_theta": 500.0}
 _STRETCHED = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
-#: Of the native decoder: model_type -> what its config has beside SHAPE.
+#: Of the native decoder: model_type, or a name of what has one -> what is beside SHAPE.
 NATIVE: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 40},
@@ -51,6 +51,11 @@ NATIVE: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "olmo3": {"sliding_window": 40, "layer_types": _KINDS},
     "stablelm": {"use_qkv_bias": True, "partial_rotary_factor": 0.5},
+    "stablelm with norms of heads": {
+        "model_type": "stablelm",
+        "qk_layernorm": True,
+        "use_parallel_residual": True,
+    },
 }
 SHAPE = {
     "vocab_size": 331,
@@ -234,14 +239,14 @@ STATIC: dict[str, dict[str, Any]] = {
 }
 
 
-def save_native(model_type: str, folder: Path) -> None:
+def save_native(name: str, folder: Path) -> None:
     """Write the checkpoint of one of NATIVE; its weights follow from its place there."""
-    torch.manual_seed(list(NATIVE).index(model_type))
-    config = AutoConfig.for_model(model_type, **SHAPE, **NATIVE[model_type])
+    torch.manual_seed(list(NATIVE).index(name))
+    config = AutoConfig.for_model(**{"model_type": name, **SHAPE, **NATIVE[name]})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    for name, parameter in model.named_parameters():
+    for key, parameter in model.named_parameters():
         # The default initialisation is so small that every logit is nearly the same.
-        if "norm" not in name:
+        if "norm" not in key:
             parameter.data.normal_(std=0.2)
     model.save_pretrained(folder)
 

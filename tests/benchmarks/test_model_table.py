@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.model_table import Row, table
+from benchmarks.tiny_image_models import IMAGES
 from benchmarks.tiny_models import NATIVE, PAGED, STATIC
 
 from octavo.model.families import FAMILIES
+from octavo.model.image_models import IMAGE_MODELS
 
 PAGE = Path(__file__).parents[2] / "docs" / "model-table.md"
 
@@ -18,18 +20,20 @@ def rows_of(page: str) -> list[list[str]]:
 
 
 def test_every_native_family_is_tried():
-    assert set(NATIVE) == set(FAMILIES)
+    assert {fields.get("model_type", name) for name, fields in NATIVE.items()} == set(FAMILIES)
+    assert set(IMAGES) == set(IMAGE_MODELS)
 
 
 def test_the_page_lists_every_model_that_is_tried():
     ways = [way for _, way, *_ in rows_of(PAGE.read_text())]
     assert [ways.count(way) for way in ("native", "transformers", "static")] == [
-        len(NATIVE),
+        len(NATIVE) + len(IMAGES),
         len(PAGED),
         len(STATIC),
     ]
     native = {name for name, way, *_ in rows_of(PAGE.read_text()) if way == "native"}
-    assert native == {family.architecture for family in FAMILIES.values()}
+    models = [*FAMILIES.values(), *IMAGE_MODELS.values()]
+    assert native == {model.architecture for model in models}
 
 
 def test_all_that_is_paged_says_what_transformers_says():

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.tiny_image_models import IMAGES, save_image_model
 from benchmarks.tiny_models import NATIVE, SHAPE, save_native
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -48,9 +49,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Directories of tiny random checkpoints by family, and of the demo model as `demo`."""
     root = tmp_path_factory.mktemp("checkpoints")
     made = {"demo": demo_checkpoint()}
-    for family in NATIVE:
-        save_native(family, root / family)
-        made[family] = root / family
+    for names, save in ((NATIVE, save_native), (IMAGES, save_image_model)):
+        for name in names:
+            save(name, root / name)
+            made[name] = root / name
     return made
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from benchmarks.tiny_image_models import IMAGES
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from octavo.sampling_params import SamplingParams
 
@@ -18,6 +19,8 @@ FAMILIES = (
     "olmo2",
     "olmo3",
     "stablelm",
+    "stablelm with norms of heads",
+    *IMAGES,
 )
 LENGTHS = [1, 17, 40, 64, 90]
 SMALL_STEPS = {"max_num_seqs": 16, "max_num_batched_tokens": 48}
@@ -34,7 +37,8 @@ def reference(checkpoints, family):
     """Load transformers' own model of the family in a dtype."""
 
     def load(dtype):
-        return AutoModelForCausalLM.from_pretrained(checkpoints[family], dtype=dtype)
+        factory = AutoModelForImageTextToText if family in IMAGES else AutoModelForCausalLM
+        return factory.from_pretrained(checkpoints[family], dtype=dtype)
 
     return load
 

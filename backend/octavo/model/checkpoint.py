@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ _FLOAT_DTYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
+#: Of what else a file may hold; of a dtype that is not here, a byte an element is counted.
+_OTHER_BYTES = {"I64": 8, "I32": 4, "I16": 2}
 _NAMES_SHOWN = 4
 
 
@@ -65,12 +67,17 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
 
+    @property
+    def names(self) -> Collection[str]:
+        """Names of all tensors."""
+        return self._file_of.keys()
+
     def check(self, expected: Mapping[str, tuple[int, ...]], ignored: Iterable[str]) -> None:
         """Refuse a checkpoint whose tensors are not exactly the expected ones.
 
         Args:
             expected: shape by name.
-            ignored: endings of names that may be there and are not used.
+            ignored: endings of names, or whole ones, that may be there and are not used.
 
         Raises:
             ConfigError: names what is missing, unexpected, mis-shaped or not of a float dtype.
@@ -90,6 +97,11 @@ class Checkpoint:
         """Return how many numbers all tensors have together."""
         shapes = (file.get_slice(name).get_shape() for name, file in self._file_of.items())
         return sum(math.prod(shape) for shape in shapes)
+
+    def num_bytes(self, names: Iterable[str]) -> int:
+        """Return what some tensors take in the files."""
+        slices = [self._file_of[name].get_slice(name) for name in names]
+        return sum(math.prod(part.get_shape()) * _item_bytes(part.get_dtype()) for part in slices)
 
     def first_dtype(self) -> torch.dtype | None:
         """Return the dtype of the first tensor of a float dtype; None if there is none."""
@@ -155,6 +167,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a JSON object")
     return values
+
+
+def _item_bytes(kind: str) -> int:
+    dtype = _FLOAT_DTYPES.get(kind)
+    return _OTHER_BYTES.get(kind, 1) if dtype is None else dtype.itemsize
 
 
 def _single_name(directory: Path, allow_pickle: bool) -> str:

@@ -7,13 +7,14 @@ is not understood: nothing is guessed. Knows nothing of files, tensors or device
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.errors import ConfigError, shown
 from octavo.model import family_fields as read
 from octavo.model.config_bounds import MOST_LAYERS
 from octavo.model.config_fields import HARMLESS_FIELDS, ConfigFields
+from octavo.model.image_models import IMAGE_MODELS, find_image_model, text_config
 from octavo.model.layer_kinds import Sizes
 from octavo.model.spec import ModelSpec
 
@@ -47,6 +48,15 @@ def spec_from_config(config: Mapping[str, Any] | Any) -> ModelSpec:
     """
     values = config if isinstance(config, Mapping) else config.to_dict()
     refuse_quantized(values)
+    image_model = find_image_model(values)
+    if image_model is None:
+        return _text_spec(values)
+    text = text_config(image_model, values, _WHERE)
+    refuse_quantized(text)
+    return replace(_text_spec(text), architecture=image_model.architecture, is_text_part=True)
+
+
+def _text_spec(values: Mapping[str, Any]) -> ModelSpec:
     fields = ConfigFields(values, _WHERE)
     family = _family(fields)
     sizes = _sizes(fields, family)
@@ -92,7 +102,7 @@ def read_token_ids(value: Any) -> tuple[int, ...]:
 
 def _family(fields: ConfigFields) -> Family:
     architectures = fields.raw("architectures")
-    family = FAMILIES[fields.choice("model_type", FAMILIES)]
+    family = FAMILIES[fields.choice("model_type", (*FAMILIES, *IMAGE_MODELS))]
     if architectures and architectures != [family.architecture]:
         raise fields.error("architectures", architectures, family.architecture)
     return family

@@ -15,19 +15,20 @@ from octavo.model.checkpoint import Checkpoint
 from octavo.model.expert_names import expert_names
 from octavo.model.spec import ModelSpec
 from octavo.model.tensor_names import expected_tensors, layer_prefix
+from octavo.model.text_tensors import TextTensors
 from octavo.model.weight_reader import TensorSource
 
 _ROUTER, _GATE_UP, _DOWN = "mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
 
 def checked_tensors(
-    spec: ModelSpec, checkpoint: Checkpoint, ignored: Iterable[str]
+    spec: ModelSpec, checkpoint: Checkpoint | TextTensors, ignored: Iterable[str]
 ) -> TensorSource:
     """Check that a checkpoint has the tensors of a spec; return where they are read from.
 
     Args:
         spec: of the whole model.
-        checkpoint: of the whole model.
+        checkpoint: of the whole model, or its text.
         ignored: as `Checkpoint.check` takes them.
 
     Raises:

@@ -32,7 +32,8 @@ from octavo.model.location import checkpoint_directory
 from octavo.model.lora_reader import read_adapters
 from octavo.model.shard import WHOLE, ModelPart, Shard
 from octavo.model.spec import ModelSpec
-from octavo.model.tensor_names import EMBEDDING
+from octavo.model.tensor_names import EMBEDDING, LM_HEAD
+from octavo.model.text_tensors import TextTensors
 from octavo.model.weight_reader import TensorSource, WeightReader
 from octavo_kernels import (
     AttentionBackend,
@@ -43,6 +44,8 @@ from octavo_kernels import (
 
 logger = logging.getLogger(__name__)
 
+#: Of a vocabulary, that are compared at a time.
+_PIECE_ROWS = 4096
 _IGNORED_TENSORS = ("rotary_emb.inv_freq",)
 
 
@@ -93,6 +96,8 @@ def load_model(
     part = ModelPart.of(spec, shard)
     device = device or rank_devices(config)[0]
     tensors = open_tensors(config, directory, spec, device)
+    if spec.tied_embeddings and shard.rank == 0:
+        _check_tied(spec, tensors)
     dtype = choose_dtype(config.dtype, spec, tensors)
     check_quantization(config.quantization, dtype, device)
     to_int8 = config.quantization == "int8"
@@ -184,12 +189,28 @@ def open_tensors(
     if config.load_format == "dummy":
         return DummyTensors(spec, device)
     checkpoint = Checkpoint(directory, allow_pickle=config.allow_pickle)
-    return checked_tensors(spec, checkpoint, _ignored_tensors(spec))
+    source = TextTensors(checkpoint) if spec.is_text_part else checkpoint
+    return checked_tensors(spec, source, _ignored_tensors(spec))
 
 
 def _ignored_tensors(spec: ModelSpec) -> tuple[str, ...]:
     # Some tools store the tied projection a second time.
     return (*_IGNORED_TENSORS, "lm_head.weight") if spec.tied_embeddings else _IGNORED_TENSORS
+
+
+def _check_tied(spec: ModelSpec, tensors: TensorSource) -> None:
+    """Refuse a projection that is said to be the embeddings, is there beside them, and differs."""
+    names = (EMBEDDING, f"{LM_HEAD}.weight")
+    if names[1] not in tensors:
+        return
+    for start in range(0, spec.vocab_size, _PIECE_ROWS):
+        rows = slice(start, min(start + _PIECE_ROWS, spec.vocab_size))
+        if not torch.equal(*(tensors.tensor(name, rows) for name in names)):
+            raise ConfigError(
+                f"the config says by tie_word_embeddings that {names[1]} is {EMBEDDING}, but the "
+                "checkpoint has another one; set tie_word_embeddings to false in config.json if "
+                "it is to be used"
+            )
 
 
 def choose_dtype(option: str, spec: ModelSpec, tensors: TensorSource) -> torch.dtype:

@@ -99,6 +99,8 @@ class ModelSpec:
     """The scale is rounded to the model's dtype before embeddings are multiplied by it."""
     residual_scale: float = 1.0
     experts: ExpertSpec | None = None
+    is_text_part: bool = False
+    """The model reads images too: a checkpoint has more than this says, which is left out."""
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has a mixture of experts in place of its MLP."""

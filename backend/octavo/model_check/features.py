@@ -64,6 +64,8 @@ def _paged_off(
 ) -> Iterator[tuple[str, str]]:
     if tier != "native":
         yield from _not_native()
+    if spec is not None and spec.is_text_part:
+        yield "images", "text alone is served; what reads images is left out"
     if spec is not None and spec.experts is not None:
         yield "LoRA of experts", "adapters change attention and plain MLPs"
     if not packs_weights(dtype, device):
