@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # No deadline: on a shared machine a slow example says nothing about the code.
 settings.register_profile("octavo", deadline=None, print_blob=True)
 settings.load_profile("octavo")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give one of two processes the files from the first on, the other one from the last.
+
+    So one is with the end-to-end tests, which wait much and share servers; the other computes.
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class FromBothEnds(LoadFileScheduling):
+        def _assign_work_unit(self, node: Any) -> None:
+            if node is not self.nodes[0]:
+                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+            super()._assign_work_unit(node)
+
+    config.option.loadscopereorder = False
+    return FromBothEnds(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -173,17 +193,27 @@ class RayNodes:
         node.wait()
 
 
+@contextmanager
+def _ray_nodes(*gpus: str) -> Iterator[RayNodes]:
+    # Two clusters would have the same addresses, and tests look for their ranks on all the machine.
+    with (Path(tempfile.gettempdir()) / f"octavo-ray-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        nodes = RayNodes(*gpus)
+        try:
+            yield nodes
+        finally:
+            nodes.close()
+
+
 @pytest.fixture(scope="module")
 def ray_nodes() -> Iterator[RayNodes]:
     """Give a Ray cluster, which ends with the module's tests: others have the machine again."""
-    nodes = RayNodes()
-    yield nodes
-    nodes.close()
+    with _ray_nodes() as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")
 def ray_gpu_nodes() -> Iterator[RayNodes]:
     """Give the same with two GPUs on rank zero's node and one on the other, all pretended."""
-    nodes = RayNodes("5,7", "3")
-    yield nodes
-    nodes.close()
+    with _ray_nodes("5,7", "3") as nodes:
+        yield nodes
