@@ -14,6 +14,11 @@ def test_zero_becomes_a_free_port_of_its_own() -> None:
     assert claim_ports("127.0.0.1", ports) == ports
 
 
+def test_a_free_port_is_none_that_connections_are_given_while_the_server_starts() -> None:
+    ports = claim_ports("127.0.0.1", dict.fromkeys(map(str, range(50)), 0))
+    assert all(20_000 <= port < 30_000 for port in ports.values())
+
+
 def test_taken_port_is_named_with_the_option_that_changes_it(taken_port: int) -> None:
     with pytest.raises(ConfigError) as caught:
         claim_ports("127.0.0.1", {"http": 0, "grpc": taken_port})

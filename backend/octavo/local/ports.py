@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket
+from contextlib import suppress
 
 from octavo.errors import ConfigError
+
+# Below those that Linux gives to connections by default, and to services of Kubernetes. One that a
+# connection could take meanwhile may be lost, for the server binds its ports only when models are
+# loaded.
+_FREE_PORTS = range(20_000, 30_000)
+_NUM_TRIES = 20
 
 
 def claim_ports(host: str, ports: dict[str, int]) -> dict[str, int]:
@@ -22,12 +30,19 @@ def claim_ports(host: str, ports: dict[str, int]) -> dict[str, int]:
             if not 0 <= port <= 65535:
                 raise ConfigError(f"{name} port is {port} but must be from 0 to 65535")
             # Held until all are known, so that no port is given out twice.
-            sockets.append(_bind(name, host, port))
+            sockets.append(_bind(name, host, port) if port else _bind_any(name, host))
             claimed[name] = sockets[-1].getsockname()[1]
         return claimed
     finally:
         for held in sockets:
             held.close()
+
+
+def _bind_any(name: str, host: str) -> socket.socket:
+    for _ in range(_NUM_TRIES):
+        with suppress(ConfigError):
+            return _bind(name, host, random.choice(_FREE_PORTS))
+    return _bind(name, host, 0)
 
 
 def _bind(name: str, host: str, port: int) -> socket.socket:
