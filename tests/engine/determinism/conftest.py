@@ -43,7 +43,7 @@ TINY = [
     pytest.param(("mistral", "float32"), id="mistral-window-float32"),
     pytest.param(("mistral", "bfloat16"), id="mistral-window-bfloat16"),
     pytest.param(
-        ("llama", "bfloat16", 1, "int8"),
+        ("llama", "bfloat16", "int8"),
         id="llama-int8",
         marks=pytest.mark.skipif(native_library() is None, reason="no native code is built here"),
     ),
@@ -107,6 +107,8 @@ class ModelUnderTest:
         self.asks = asks
         """(prompt, parameters) of the requests that every test sends."""
         self._options = options
+        # No more than the tests use: all of it is filled with NaN for each driver.
+        self._num_tokens, self._host_bytes = (1024, 80 << 20) if name == "demo" else (4096, 4 << 20)
         self._drive = drive
         self._runners: dict[int, tuple[ModelRunner, SlowTransfers]] = {}
         self._prompts_alone: dict[tuple[tuple[int, ...], int], list[TokenLogprobs]] = {}
@@ -115,18 +117,20 @@ class ModelUnderTest:
     def driver(
         self,
         *,
-        num_blocks: int = 256,
+        num_blocks: int | None = None,
         num_host_blocks: int = 0,
         delay: int = 0,
         steps_ahead: int = 0,
+        cpu_threads: int = 1,
         **options: Any,
     ) -> Any:
         """Make a driver of an engine with these options, whose memory holds NaN."""
         values = {"block_size": 16, "max_num_seqs": 32, "max_num_batched_tokens": 512, **options}
         config = EngineConfig(**self._options, **values)
         runner, transfers = self._loaded(config.block_size)
-        torch.set_num_threads(self._options["cpu_threads"])  # another model may have changed it
+        torch.set_num_threads(cpu_threads)  # another test may have changed it
         transfers.forget_all(delay)
+        num_blocks = num_blocks or self._num_tokens // config.block_size
         return self._drive(config, runner, num_blocks, num_host_blocks, steps_ahead)
 
     def alone(
@@ -201,8 +205,8 @@ class ModelUnderTest:
             config = EngineConfig(
                 **self._options,
                 block_size=block_size,
-                num_kv_blocks=4096 // block_size,
-                swap_space_bytes=200 << 20,
+                num_kv_blocks=self._num_tokens // block_size,
+                swap_space_bytes=self._host_bytes,
                 max_num_seqs=32,
                 max_num_batched_tokens=2048,
             )
@@ -235,14 +239,12 @@ def load_model(checkpoints, drive, make_prompts) -> Callable[..., ModelUnderTest
     """Return the model of a name in a dtype, loaded on first use."""
 
     @cache
-    def load(
-        name: str, dtype: str, cpu_threads: int = 1, quantization: str = "none"
-    ) -> ModelUnderTest:
+    def load(name: str, dtype: str, quantization: str = "none") -> ModelUnderTest:
         options = {
             "model": str(checkpoints[name]),
             "dtype": dtype,
             "quantization": quantization,
-            "cpu_threads": cpu_threads,
+            "cpu_threads": 1,
             "max_model_len": 512,
         }
         return ModelUnderTest(name, options, _asks(make_prompts, name == "demo"), drive)

@@ -64,10 +64,10 @@ def test_steps_planned_before_the_last_tokens_are_known_change_no_answer(model):
     model.check(driver)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_threads_that_share_the_work_change_no_answer(load_model, dtype):
-    demo = load_model("demo", dtype, cpu_threads=2)
-    driver = demo.driver(max_num_batched_tokens=40, max_num_seqs=8, enable_prefix_caching=False)
+def test_threads_that_share_the_work_change_no_answer(demo):
+    driver = demo.driver(
+        cpu_threads=2, max_num_batched_tokens=40, max_num_seqs=8, enable_prefix_caching=False
+    )
     driver.add_all(demo.asks)
     driver.run()
     assert driver.counts["most rows"] >= 4

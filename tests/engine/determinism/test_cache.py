@@ -39,7 +39,7 @@ def test_a_prompt_found_on_the_device_answers_as_a_cold_one(model, run_one_by_on
 
 def test_a_prompt_found_on_the_host_answers_as_a_cold_one(model, run_one_by_one):
     num_blocks = 6 if model.name == "demo" else 13
-    driver = model.driver(num_blocks=num_blocks, num_host_blocks=200, delay=1)
+    driver = model.driver(num_blocks=num_blocks, num_host_blocks=100, delay=1)
     run_one_by_one(driver, model.asks)
     filler = (([8, 9] * 8 * num_blocks)[1:], replace(model.asks[0][1], max_tokens=1))
     num_found = num_from_host = 0

@@ -62,7 +62,7 @@ def test_answers_are_found_by_their_own_salt_only(kind, small, ask):
 
 
 def test_what_lies_on_the_host_is_found_by_its_own_salt_only(small, ask):
-    driver = small.driver(num_blocks=13, num_host_blocks=200, delay=1)
+    driver = small.driver(num_blocks=13, num_host_blocks=100, delay=1)
     params = KINDS["one answer"]
     ask(driver, "a", PROMPT, params, cache_salt="a")
     filler = [8, 9] * 100
