@@ -37,6 +37,37 @@ GEMMA3_4B = {
     "transformers_version": "4.50.0.dev0",
     "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
 }
+MISTRAL_SMALL = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "dtype": "bfloat16",
+    "image_token_index": 10,
+    "model_type": "mistral3",
+    "multimodal_projector_bias": False,
+    "projector_hidden_act": "gelu",
+    "spatial_merge_size": 2,
+    "text_config": {
+        "attention_dropout": 0.0,
+        "dtype": "bfloat16",
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 5120,
+        "initializer_range": 0.02,
+        "intermediate_size": 32768,
+        "max_position_embeddings": 131072,
+        "model_type": "mistral",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000000.0,
+        "sliding_window": None,
+        "use_cache": True,
+        "vocab_size": 131072,
+    },
+    "transformers_version": "4.57.1",
+    "vision_config": {"head_dim": 64, "model_type": "pixtral"},
+    "vision_feature_layer": -1,
+}
 LLAVA = {
     "architectures": ["LlavaForConditionalGeneration"],
     "ignore_index": -100,
@@ -107,6 +138,13 @@ def test_gemma3_says_only_what_differs_from_what_is_taken_for_granted():
     text = {**transformers.Gemma3Config(**GEMMA3_4B).text_config.to_dict(), "dtype": "bfloat16"}
     alone = spec_from_config({**text, "eos_token_id": [1, 106]})
     assert replace(alone, architecture=spec.architecture, is_text_part=True) == spec
+
+
+def test_mistral_small_says_all_of_its_text():
+    spec = spec_from_config(MISTRAL_SMALL)
+    assert (spec.vocab_size, spec.hidden_size, spec.head_dim) == (131072, 5120, 128)
+    assert spec.ropes == (RopeSpec(128, 1e9),) * 40
+    assert (spec.windows[0], spec.tied_embeddings, spec.dtype) == (None, False, "bfloat16")
 
 
 def test_llava_is_read_as_its_text_model():

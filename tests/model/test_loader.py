@@ -133,15 +133,16 @@ def test_leftover_tensors_that_change_nothing_are_ignored(make_checkpoint, load)
     load(directory)
 
 
-def test_a_projection_beside_tied_embeddings_that_differs_is_refused(make_checkpoint, load):
-    directory, _ = make_checkpoint("llama", tie_word_embeddings=True)
-
-    def add(tensors):
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-        tensors["lm_head.weight"][-1, -1] += 1
-
-    edit_tensors(directory, add)
-    assert "set tie_word_embeddings to false in config.json" in message_of(load, directory)
+def test_a_projection_that_differs_from_tied_embeddings_is_used(
+    make_checkpoint, load, make_driver, make_prompt, caplog
+):
+    directory, _ = make_checkpoint("llama", tie_word_embeddings=False)
+    expected = make_driver(load(directory)).step({"a": make_prompt(9)})
+    edit_json(directory / "config.json", tie_word_embeddings=True)
+    assert torch.equal(make_driver(load(directory)).step({"a": make_prompt(9)}), expected)
+    assert "lm_head.weight is not model.embed_tokens.weight, whatever tie_word" in caplog.text
+    edit_tensors(directory, lambda tensors: tensors.update({"lm_head.weight": torch.ones(211, 59)}))
+    assert "lm_head.weight has not the shape" in message_of(load, directory)
 
 
 def test_missing_unexpected_and_misshaped_tensors_are_all_named(make_checkpoint, load):

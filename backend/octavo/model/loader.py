@@ -93,11 +93,10 @@ def load_model(
     )
     spec = read_spec(directory, trust_remote_code=config.trust_remote_code)
     max_model_len = choose_max_model_len(config, spec.max_position_embeddings)
-    part = ModelPart.of(spec, shard)
     device = device or rank_devices(config)[0]
     tensors = open_tensors(config, directory, spec, device)
-    if spec.tied_embeddings and shard.rank == 0:
-        _check_tied(spec, tensors)
+    spec = spec_as_stored(spec, tensors)
+    part = ModelPart.of(spec, shard)
     dtype = choose_dtype(config.dtype, spec, tensors)
     check_quantization(config.quantization, dtype, device)
     to_int8 = config.quantization == "int8"
@@ -198,19 +197,26 @@ def _ignored_tensors(spec: ModelSpec) -> tuple[str, ...]:
     return (*_IGNORED_TENSORS, "lm_head.weight") if spec.tied_embeddings else _IGNORED_TENSORS
 
 
-def _check_tied(spec: ModelSpec, tensors: TensorSource) -> None:
-    """Refuse a projection that is said to be the embeddings, is there beside them, and differs."""
+def spec_as_stored(spec: ModelSpec, tensors: TensorSource) -> ModelSpec:
+    """Return a spec that has no tied embeddings where a projection beside them differs.
+
+    Transformers reads such a checkpoint so, and writes it with a config that says they are tied.
+
+    Raises:
+        ConfigError: the projection is of another shape.
+    """
     names = (EMBEDDING, f"{LM_HEAD}.weight")
-    if names[1] not in tensors:
-        return
+    if not spec.tied_embeddings or names[1] not in tensors:
+        return spec
     for start in range(0, spec.vocab_size, _PIECE_ROWS):
         rows = slice(start, min(start + _PIECE_ROWS, spec.vocab_size))
-        if not torch.equal(*(tensors.tensor(name, rows) for name in names)):
-            raise ConfigError(
-                f"the config says by tie_word_embeddings that {names[1]} is {EMBEDDING}, but the "
-                "checkpoint has another one; set tie_word_embeddings to false in config.json if "
-                "it is to be used"
-            )
+        embedding, head = (tensors.tensor(name, rows) for name in names)
+        if head.shape != embedding.shape:
+            raise ConfigError(f"tensor {names[1]} has not the shape of {names[0]}")
+        if not torch.equal(embedding, head):
+            logger.warning("%s is not %s, whatever tie_word_embeddings says: used", *names[::-1])
+            return replace(spec, tied_embeddings=False)
+    return spec
 
 
 def choose_dtype(option: str, spec: ModelSpec, tensors: TensorSource) -> torch.dtype:

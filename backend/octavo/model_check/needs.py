@@ -12,7 +12,13 @@ import torch
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.model.checkpoint import check_shapes
-from octavo.model.loader import choose_dtype, choose_max_model_len, open_tensors, read_spec
+from octavo.model.loader import (
+    choose_dtype,
+    choose_max_model_len,
+    open_tensors,
+    read_spec,
+    spec_as_stored,
+)
 from octavo.model.shard import ModelPart, Shard
 from octavo.model.spec import ModelSpec
 from octavo.model.tensor_names import expected_tensors
@@ -44,8 +50,7 @@ def native_needs(config: EngineConfig, seen: Glimpse) -> Needs:
     Raises:
         ConfigError: its tensors are not those of its config, or it cannot be divided so.
     """
-    spec = read_spec(seen.directory, trust_remote_code=config.trust_remote_code)
-    dtype = _native_dtype(config, seen, spec)
+    spec, dtype = _spec_and_dtype(config, seen)
     sizes = (config.tensor_parallel_size, config.pipeline_parallel_size)
     shards = [Shard.of(rank, *sizes) for rank in range(config.num_ranks)]
     parts = [ModelPart.of(spec, shard) for shard in shards]
@@ -64,18 +69,19 @@ def native_needs(config: EngineConfig, seen: Glimpse) -> Needs:
     )
 
 
-def _native_dtype(config: EngineConfig, seen: Glimpse, spec: ModelSpec) -> torch.dtype:
-    """Return the dtype of the weights; the names and shapes of tensors are checked if known."""
+def _spec_and_dtype(config: EngineConfig, seen: Glimpse) -> tuple[ModelSpec, torch.dtype]:
+    """Return those of a model; the names and shapes of its tensors are checked if known."""
+    spec = read_spec(seen.directory, trust_remote_code=config.trust_remote_code)
     if seen.has_weights:
         tensors = open_tensors(config, seen.directory, spec, torch.device("cpu"))
-        return choose_dtype(config.dtype, spec, tensors)
+        spec = spec_as_stored(spec, tensors)
+        return spec, choose_dtype(config.dtype, spec, tensors)
     if seen.shapes is not None:
         check_shapes(config.model, expected_tensors(spec), seen.shapes, [])
     name = spec.dtype if config.dtype == "auto" else config.dtype
     if name is None:
         raise unnamed_dtype(config)
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
+    return spec, getattr(torch, name)
 
 
 def traced_needs(config: EngineConfig, seen: Glimpse, tier: Tier) -> Needs:
