@@ -19,6 +19,9 @@ from typing import Any
 
 # Before anything imports transformers: tests never reach for a hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Before anything imports torch: threads that wait for others sleep, as tests and servers run side
+# by side, and the cores that they would spin on are wanted there.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 from hypothesis import settings
