@@ -82,16 +82,38 @@ def finish(process: subprocess.Popen[str]) -> tuple[list[str], str]:
     return stdout.splitlines(), stderr
 
 
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory) -> Path:
+    """Give a compiler that optimises nothing, for code that is hardly run, and notes its calls."""
+    compiler = tmp_path_factory.mktemp("compiler") / "compiler"
+    compiler.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] || echo x >> {compiler}-calls\nexec g++ "$@" -O0\n'
+    )
+    compiler.chmod(0o755)
+    return compiler
+
+
+@pytest.fixture(scope="module")
+def filled_cache(tmp_path_factory, compiler) -> Path:
+    """Give the cache of a process that has built the library."""
+    cache = tmp_path_factory.mktemp("cache")
+    assert finish(start(USE, cache, CXX=str(compiler)))[0][0] == FASTEST
+    return cache
+
+
 def libraries(cache: Path) -> list[str]:
     return [path.name for path in (cache / "octavo" / "kernels").iterdir()]
 
 
 @needs_compiler
-def test_two_processes_that_build_at_once_leave_one_whole_library_beside_a_half_one(tmp_path):
+def test_two_processes_that_build_at_once_leave_one_whole_library_beside_a_half_one(
+    tmp_path, compiler
+):
     half = tmp_path / "octavo" / "kernels" / ".build-abandoned.so"
     half.parent.mkdir(parents=True)
     half.write_bytes(b"\x7fELF")
-    for output, errors in [finish(p) for p in [start(USE, tmp_path) for _ in range(2)]]:
+    processes = [start(USE, tmp_path, CXX=str(compiler)) for _ in range(2)]
+    for output, errors in [finish(process) for process in processes]:
         assert output == [FASTEST, "[[1.0, 1.0, 1.0, 1.0]]"]
         assert errors == ""
     (library,) = set(libraries(tmp_path)) - {half.name}
@@ -99,23 +121,20 @@ def test_two_processes_that_build_at_once_leave_one_whole_library_beside_a_half_
 
 
 @needs_compiler
-def test_a_cached_library_is_used_without_compiling(tmp_path):
-    compiler = tmp_path / "compiler"
-    compiler.write_text('#!/bin/sh\n[ "$1" = --version ] || echo x >> "$COUNT"\nexec g++ "$@"\n')
-    compiler.chmod(0o755)
-    count = tmp_path / "count"
-    counts = []
-    for _ in range(2):
-        process = start(USE, tmp_path / "cache", CXX=str(compiler), COUNT=str(count))
-        assert finish(process)[0][0] == FASTEST
-        counts.append(count.read_text())
-    assert counts[0] == counts[1]
+def test_a_cached_library_is_used_without_compiling(filled_cache, compiler):
+    calls = compiler.with_name("compiler-calls")
+    before = calls.read_text()
+    assert finish(start(USE, filled_cache, CXX=str(compiler)))[0][0] == FASTEST
+    assert calls.read_text() == before
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", [x.name for x in usable_instruction_sets()])
-def test_the_environment_can_ask_for_any_instructions_that_the_processor_has(tmp_path, name):
-    output, errors = finish(start(USE, tmp_path, OCTAVO_CPU_INSTRUCTIONS=name))
+def test_the_environment_can_ask_for_any_instructions_that_the_processor_has(
+    tmp_path, compiler, name
+):
+    process = start(USE, tmp_path, CXX=str(compiler), OCTAVO_CPU_INSTRUCTIONS=name)
+    output, errors = finish(process)
     assert output == [f"native ({name})", "[[1.0, 1.0, 1.0, 1.0]]"]
     assert errors == ""
     (library,) = libraries(tmp_path)
@@ -132,18 +151,17 @@ def test_instructions_that_nobody_knows_are_refused(tmp_path):
 
 
 @needs_compiler
-def test_a_compiler_that_knows_no_vector_instructions_builds_portable_code(tmp_path):
-    compiler = tmp_path / "compiler"
-    compiler.write_text(
-        '#!/bin/sh\ncase "$*" in *-mfma*) echo "what is fma?" >&2; exit 1;; esac\nexec g++ "$@"\n'
-    )
-    compiler.chmod(0o755)
-    output, errors = finish(start(USE, tmp_path / "cache", CXX=str(compiler)))
+def test_a_compiler_that_knows_no_vector_instructions_builds_portable_code(tmp_path, compiler):
+    old = tmp_path / "compiler"
+    no_vectors = 'case "$*" in *-mfma*) echo "what is fma?" >&2; exit 1;; esac'
+    old.write_text(f'#!/bin/sh\n{no_vectors}\nexec {compiler} "$@"\n')
+    old.chmod(0o755)
+    output, errors = finish(start(USE, tmp_path / "cache", CXX=str(old)))
     assert output == ["native (portable)", "[[1.0, 1.0, 1.0, 1.0]]"]
     (library,) = libraries(tmp_path / "cache")
     assert library.startswith("octavo_kernels-portable-")
     if len(usable_instruction_sets()) > 1:
-        assert errors == (f"using native code for portable only: {compiler} failed: what is fma?\n")
+        assert errors == (f"using native code for portable only: {old} failed: what is fma?\n")
 
 
 NO_COMPILER = (
@@ -231,10 +249,10 @@ def test_another_choice_of_kernels_is_refused(tmp_path):
 
 
 @needs_compiler
-def test_native_code_shares_the_threads_of_torch(tmp_path):
+def test_native_code_shares_the_threads_of_torch(filled_cache, compiler):
     code = USE + (
         "maps = open('/proc/self/maps').read().split()\n"
         "runtimes = {x for x in maps if x.startswith('/') and 'omp' in x.rsplit('/', 1)[1]}\n"
         "print(len({x for x in runtimes if 'gomp' in x or 'libomp' in x or 'iomp' in x}))\n"
     )
-    assert finish(start(code, tmp_path))[0][-1] == "1"
+    assert finish(start(code, filled_cache, CXX=str(compiler)))[0][-1] == "1"
