@@ -43,7 +43,8 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.ready = True
         self.script: Callable[[dict[str, Any]], Iterable[Step]] = lambda _: (self.last("ok"),)
         self._cancelled: queue.Queue[dict[str, Any]] = queue.Queue()
-        self._server = grpc.server(ThreadPoolExecutor(max_workers=80))
+        self._threads = ThreadPoolExecutor(max_workers=80)
+        self._server = grpc.server(self._threads)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port("127.0.0.1:0")
         self.url = f"127.0.0.1:{self.port}"
@@ -114,6 +115,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     def stop(self) -> None:
         """Drop every call and stop listening."""
         self._server.stop(0).wait()
+        self._threads.shutdown()
 
     def ModelReady(self, request: Any, context: Any) -> Any:
         return service_pb2.ModelReadyResponse(ready=self.ready and request.name == "octavo")

@@ -32,6 +32,11 @@ def quantized(request, load):
     return load(quantization="int8", dtype=request.param)
 
 
+@pytest.fixture(scope="module")
+def logprobs_in_float32(load):
+    return logprobs_of_text(load(dtype="float32"))
+
+
 def logprobs_of_text(llm):
     prompt = llm.tokenizer.encode(TEXT.read_text(encoding="utf-8"))[:NUM_TOKENS]
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
@@ -39,8 +44,8 @@ def logprobs_of_text(llm):
     return torch.tensor([own.logprob for own, *_ in answer.prompt_logprobs[1:]])
 
 
-def test_log_probabilities_stay_near_those_of_float32(quantized, load):
-    errors = (logprobs_of_text(quantized) - logprobs_of_text(load(dtype="float32"))).abs()
+def test_log_probabilities_stay_near_those_of_float32(quantized, logprobs_in_float32):
+    errors = (logprobs_of_text(quantized) - logprobs_in_float32).abs()
     assert len(errors) == NUM_TOKENS - 1
     assert 0.0 < float(errors.mean()) <= MEAN_LOGPROB_ERROR
 
