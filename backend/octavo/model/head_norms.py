@@ -101,8 +101,9 @@ class DividedHeadNorms:
         self, q: torch.Tensor, k: torch.Tensor, sum_: Sum
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries and keys normalised; every rank of the group calls it."""
-        of_keys = _row_sums(k) if self.counts_keys else q.new_zeros(len(q), dtype=torch.float32)
-        squares = torch.stack((_row_sums(q), of_keys), 1)
+        squares = _sums_of_squares(q, k)
+        if not self.counts_keys:
+            squares[:, 1].zero_()
         sum_(squares)
         factors = torch.rsqrt(squares / self.sizes + self.eps)[..., None, None]
         return (
@@ -111,16 +112,17 @@ class DividedHeadNorms:
         )
 
 
-def _row_sums(heads: torch.Tensor) -> torch.Tensor:
-    """Return the sum of squares of each token's heads, [num_tokens] float32.
+def _sums_of_squares(*parts: torch.Tensor) -> torch.Tensor:
+    """Return the sum of squares of a token's numbers in each part, [num_tokens, parts] float32.
 
     Halves are added until one column is left: which terms meet depends on nothing but the length
     of a row, while a device's own sums may depend on how many rows there are.
     """
-    squares = heads.float().square().flatten(1)
-    width = 1 << (squares.shape[1] - 1).bit_length()
-    squares = torch.nn.functional.pad(squares, (0, width - squares.shape[1]))
+    rows = [part.float().square().flatten(1) for part in parts]
+    width = 1 << (max(row.shape[1] for row in rows) - 1).bit_length()
+    padded = [torch.nn.functional.pad(row, (0, width - row.shape[1])) for row in rows]
+    squares = torch.stack(padded, 1)
     while width > 1:
         width //= 2
-        squares = squares[:, :width] + squares[:, width:]
-    return squares[:, 0]
+        squares = squares[..., :width] + squares[..., width:]
+    return squares[..., 0]
