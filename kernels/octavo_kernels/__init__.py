@@ -26,8 +26,14 @@ from octavo_kernels.greedy import greedy, greedy_reference
 from octavo_kernels.grouped_linear import grouped_linear, grouped_linear_reference
 from octavo_kernels.int8_linear import int8_linear_reference
 from octavo_kernels.layer_norm import layer_norm, layer_norm_reference
-from octavo_kernels.layer_parts import LayerParts, SharedParts
+from octavo_kernels.layer_parts import LayerLowRanks, LayerParts, SharedParts
 from octavo_kernels.linear import linear, linear_reference
+from octavo_kernels.low_rank import (
+    LowRankTable,
+    PackedLowRank,
+    low_rank_add_,
+    low_rank_add_reference,
+)
 from octavo_kernels.native_layers import NativeLayers, make_native_layers
 from octavo_kernels.packed_embedding import packed_embedding
 from octavo_kernels.packed_groups import (
@@ -66,9 +72,12 @@ __all__ = [
     "AttentionMetadata",
     "KVCache",
     "KVCacheShape",
+    "LayerLowRanks",
     "LayerParts",
+    "LowRankTable",
     "NativeLayers",
     "PackedGroups",
+    "PackedLowRank",
     "PackedWeight",
     "Penalties",
     "SamplingRows",
@@ -97,6 +106,8 @@ __all__ = [
     "layer_norm_reference",
     "linear",
     "linear_reference",
+    "low_rank_add_",
+    "low_rank_add_reference",
     "make_attention_backend",
     "make_native_layers",
     "make_packed_groups",

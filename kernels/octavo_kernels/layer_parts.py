@@ -10,12 +10,30 @@ import torch
 
 from octavo_kernels._check import check_tensor
 from octavo_kernels.attention import KVCacheShape
+from octavo_kernels.low_rank import LowRankTable
 from octavo_kernels.packed_linear import PackedWeight
 from octavo_kernels.shared_exchange import SharedExchange
 
 _FLOAT32 = (torch.float32,)
 _ANY_POSITION = 2**62  # none is too large where nothing is rotated
 _STATE_NORMS = ("input_norm", "attention_norm", "mlp_norm", "output_norm")
+
+
+@dataclass(frozen=True)
+class LayerLowRanks:
+    """What adapters add to a layer's products, None where none adds anything; of as many slots."""
+
+    qkv: LowRankTable | None = None
+    o: LowRankTable | None = None
+    gate_up: LowRankTable | None = None
+    down: LowRankTable | None = None
+
+    def tables(self) -> tuple[LowRankTable | None, ...]:
+        """Return all, in this order."""
+        return self.qkv, self.o, self.gate_up, self.down
+
+
+NO_LOW_RANKS = LayerLowRanks()
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,7 @@ class LayerParts:
     soft_cap: float | None = None
     sinks: torch.Tensor | None = None
     """[q_heads] float32, as AttentionBackend.paged_attention takes them."""
+    low_ranks: LayerLowRanks = NO_LOW_RANKS
 
 
 @dataclass(frozen=True)
@@ -77,6 +96,7 @@ def check_parts(cache: KVCacheShape, shared: SharedParts, parts: Sequence[LayerP
     for layer in parts:
         _check_linears(cache, layer, parts[0])
         _check_factors(cache, shared, layer, parts[0])
+        _check_low_ranks(layer, adapter_slots(parts))
         if layer.cos_sin is not None:
             check_tensor("native_layers: cos_sin", layer.cos_sin, table, dtypes=_FLOAT32, packed=2)
 
@@ -87,6 +107,27 @@ def table_shape(parts: Sequence[LayerParts]) -> tuple[int, int]:
         if layer.cos_sin is not None:
             return layer.cos_sin.shape[0], layer.cos_sin.shape[1]
     return _ANY_POSITION, 0
+
+
+def adapter_slots(parts: Sequence[LayerParts]) -> int | None:
+    """Return how many slots for adapters the layers have, None without a table of any."""
+    tables = (table for layer in parts for table in layer.low_ranks.tables())
+    return next((len(table.pointers) for table in tables if table is not None), None)
+
+
+def _check_low_ranks(layer: LayerParts, num_slots: int | None) -> None:
+    for name in ("qkv", "o", "gate_up", "down"):
+        weight, table = getattr(layer, name), getattr(layer.low_ranks, name)
+        if table is None:
+            continue
+        given = (*table.shape, table.is_gated, table.instructions, len(table.pointers))
+        sizes = (weight.in_features, weight.out_features)
+        wanted = (*sizes, weight.is_gated, weight.instructions, num_slots)
+        if given != wanted:
+            raise ValueError(
+                f"native_layers: adapters of {name} have {given} but must have {wanted}: inputs, "
+                "outputs, whether it is gated, instructions and slots"
+            )
 
 
 def _check_linears(cache: KVCacheShape, layer: LayerParts, first: LayerParts) -> None:

@@ -34,11 +34,23 @@ from octavo_kernels.attention import (
     KVCache,
     KVCacheShape,
 )
-from octavo_kernels.layer_parts import LayerParts, SharedParts, check_parts, table_shape
+from octavo_kernels.layer_parts import (
+    LayerParts,
+    SharedParts,
+    adapter_slots,
+    check_parts,
+    table_shape,
+)
+from octavo_kernels.low_rank import (
+    NativeAdaptedRows,
+    adapted_error,
+    check_adapted,
+    native_adapted,
+)
 from octavo_kernels.native_attention import NativeAttention
 from octavo_kernels.packed_linear import NativeLinear
 
-_WRITE, _SUM = 1, 3  # as Stage in layers.cpp
+_WRITE, _SUM, _ADAPTERS = 1, 3, 4  # as Stage in layers.cpp
 _NORMS = "input_norm attention_norm mlp_norm output_norm q_norm k_norm".split()
 
 
@@ -60,6 +72,7 @@ class _Layer(ctypes.Structure):
         ("sinks", ctypes.c_void_p),
         ("window", ctypes.c_int64),
         ("soft_cap", ctypes.c_float),
+        *[(f"{name}_adapters", ctypes.c_void_p) for name in "qkv o gate_up down".split()],
     ]
 
 
@@ -72,6 +85,7 @@ class _Step(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in "storage residual hidden heads attended active sum exchange".split()
         ],
+        ("adapted", NativeAdaptedRows),
     ]
 
 
@@ -95,6 +109,7 @@ class NativeLayers:
         self._heads = first.o.in_features // cache.head_dim
         self._library = library_named(first.qkv.instructions)
         check_parts(cache, shared, parts)
+        self._num_slots = adapter_slots(parts)
         max_len, rotary_dim = table_shape(parts)
         self._model = _Model(
             element_code(cache.dtype),
@@ -111,6 +126,7 @@ class NativeLayers:
         positions: torch.Tensor,
         cache: KVCache,
         metadata: AttentionMetadata,
+        adapted: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Run one step through all layers; mutates `residual`, and `cache` at the step's slots.
 
@@ -120,14 +136,15 @@ class NativeLayers:
             positions: [num_tokens] int64, each in [0, max_len).
             cache: What the native attention backend allocated for this shape.
             metadata: Describes the same tokens.
+            adapted: Rows and starts, as `low_rank_add_` takes them; None if no row has an adapter.
 
         Returns:
             The last layer's output [num_tokens, hidden], in memory that the next call overwrites.
 
         Raises:
             ValueError: A shape, dtype, device or stride is not as above.
-            IndexError: A position, slot, row or block is outside; see AttentionBackend. Some
-                layers may have been written then.
+            IndexError: A position, slot, row or block is outside; see AttentionBackend and
+                `low_rank_add_`. Some layers may have been written then.
         """
         self._check_step(residual, positions, cache, metadata)
         num_tokens = len(residual)
@@ -146,6 +163,9 @@ class NativeLayers:
         hidden, invalid = self._scratch[0][:num_tokens], ctypes.c_int64(-1)
         sum_, exchange = self._shared.sum_hidden_, self._shared.exchange
         summing: AbstractContextManager[int | None] = nullcontext()
+        if adapted is not None and self._num_slots is not None:
+            check_adapted("native_layers", *adapted, self._num_slots)
+            step.adapted = native_adapted(*adapted)
         if exchange is not None:
             step.exchange = ctypes.addressof(exchange.native)
         elif sum_ is not None:
@@ -164,6 +184,8 @@ class NativeLayers:
                 *(positions, metadata.slot_mapping, invalid.value),
                 *(self._model.max_len, cache.storage, self._cache.head_dim),
             )
+        if stage == _ADAPTERS and adapted is not None:
+            raise adapted_error("native_layers", invalid.value, adapted, num_tokens)
         if stage:
             raise metadata_error(invalid.value, num_tokens, cache.num_blocks)
         return hidden
@@ -226,6 +248,7 @@ def _native_layer(layer: LayerParts) -> _Layer:
         *[_pointer(getattr(layer, name)) for name in (*_NORMS, "cos_sin")],
         *[weight.native() for weight in (layer.qkv, layer.o, layer.gate_up, layer.down)],
         *(_pointer(layer.sinks), layer.window or 0, layer.soft_cap or 0.0),
+        *[_pointer(table and table.pointers) for table in layer.low_ranks.tables()],
     )
 
 

@@ -178,7 +178,7 @@ def _packed_linear(
         ctypes.byref(_native_linear(panels, bias, x.shape[1], out.shape[1], is_gated)),
         *(out.data_ptr(), len(x)),
         strides_of(x.stride(0), out.stride(0)),
-        None,
+        *(None, None),
         torch.get_num_threads(),
     )
 

@@ -8,11 +8,14 @@ import torch
 from octavo_kernels import (
     AttentionMetadata,
     KVCacheShape,
+    LayerLowRanks,
     LayerParts,
+    LowRankTable,
     NativeLayers,
     SharedParts,
     add_rms_norm,
     gelu_and_mul,
+    low_rank_add_,
     make_native_layers,
     pack_weight,
     packed_linear,
@@ -109,7 +112,7 @@ def step(dtype, backend):
     return torch.randn(sum(ROWS), HIDDEN).to(dtype), torch.cat(positions), cache, metadata
 
 
-def run_one_by_one(backend, shared, parts, residual, positions, cache, metadata):
+def run_one_by_one(backend, shared, parts, residual, positions, cache, metadata, adapted=None):
     """Return the output and the residual stream that the operations leave."""
     hidden, eps = None, shared.eps
     activate = gelu_and_mul if shared.gelu else silu_and_mul
@@ -132,9 +135,15 @@ def run_one_by_one(backend, shared, parts, residual, positions, cache, metadata)
             return rms_norm(heads.flatten(1), norm, eps).view(heads.shape)
         return rms_norm(heads, norm, eps)
 
+    def multiply(x, layer, name):
+        product, table = packed_linear(x, getattr(layer, name)), getattr(layer.low_ranks, name)
+        if adapted is not None and table is not None:
+            low_rank_add_(product, x, table, *adapted)
+        return product
+
     for index, layer in enumerate(parts):
         read, residual = advance(layer.input_norm)
-        heads = packed_linear(read, layer.qkv).view(len(read), -1, HEAD_DIM)
+        heads = multiply(read, layer, "qkv").view(len(read), -1, HEAD_DIM)
         q, k, v = heads.split([Q_HEADS, KV_HEADS, KV_HEADS], dim=1)
         if layer.q_norm is not None:
             q, k = normalize(q, layer.q_norm), normalize(k, layer.k_norm)
@@ -152,9 +161,9 @@ def run_one_by_one(backend, shared, parts, residual, positions, cache, metadata)
             soft_cap=layer.soft_cap,
             sinks=layer.sinks,
         )
-        hidden = finish(packed_linear(attended.flatten(1), layer.o), layer.attention_norm)
+        hidden = finish(multiply(attended.flatten(1), layer, "o"), layer.attention_norm)
         read, residual = advance(layer.mlp_norm)
-        made = packed_linear(activate(packed_linear(read, layer.gate_up)), layer.down)
+        made = multiply(activate(multiply(read, layer, "gate_up")), layer, "down")
         hidden = finish(made, layer.output_norm)
     return hidden, residual
 
@@ -230,6 +239,69 @@ def test_every_form_of_a_layer_has_the_bits_of_the_operations_one_by_one(
     assert torch.equal(run(residual, positions, cache, metadata), expected[0])
     assert torch.equal(residual, expected[1])
     assert torch.equal(cache.storage, expected_cache.storage)
+
+
+# Slot 1 has the prefill's first rows, slot 3 the chunk and a decode; the last decode has none.
+ADAPTED = torch.tensor([*range(20), 29, 30, 31, 32]), torch.tensor([0, 0, 20, 20, 24])
+RANKS = [4, 3, 1, 19]
+
+
+def adapt(layer, names):
+    """Return a layer of which adapters of `RANKS` change the linear layers of these names."""
+    tables = {}
+    for name in names:
+        weight = getattr(layer, name)
+        table = tables[name] = LowRankTable(weight, len(RANKS))
+        for slot, rank in enumerate(RANKS):
+            down = torch.randn(rank, weight.in_features) / 10
+            table.put(slot, table.pack(down, torch.randn(weight.out_features, rank) / 2))
+    return replace(layer, low_ranks=LayerLowRanks(**tables))
+
+
+@pytest.mark.parametrize(
+    ("options", "shared_options"),
+    [(PLAIN, {}), ({}, {"gelu": True}), ({"to_int8": True}, {"residual_scale": 0.22})],
+    ids=["plain", "biases-and-gelu", "int8"],
+)
+def test_adapters_have_the_bits_of_the_operations_one_by_one(
+    options, shared_options, backend, make_parts, make_shared, step, threads
+):
+    shared = make_shared(**shared_options)
+    parts = [
+        adapt(make_parts(**options), ["qkv", "o", "gate_up", "down"]),
+        adapt(make_parts(**options), ["gate_up", "o"]),
+    ]
+    residual, *others, cache, metadata = step
+    outputs = []
+    for adapted in (ADAPTED, None):
+        own, stream = copy_of(cache, backend), residual.clone()
+        expected_cache = copy_of(cache, backend)
+        expected = run_one_by_one(
+            *(backend, shared, parts, residual, *others, expected_cache, metadata, adapted)
+        )
+        run = make_native_layers(backend, shared, parts)
+        outputs.append(run(stream, *others, own, metadata, adapted).clone())
+        assert torch.equal(outputs[-1], expected[0])
+        assert torch.equal(stream, expected[1])
+        assert torch.equal(own.storage, expected_cache.storage)
+    with_adapters, without = outputs
+    assert torch.equal(with_adapters[-1], without[-1])
+    assert not torch.equal(with_adapters[29:33], without[29:33])
+
+
+def test_rows_of_adapters_that_point_outside_are_refused_before_anything_is_written(
+    backend, make_parts, make_shared, step
+):
+    run = NativeLayers(backend.shape, make_shared(), [adapt(make_parts(), ["o"]), make_parts()])
+    before = step[2].storage.clone()
+    starts = torch.tensor([0, 0, 1, 1, 1])
+    with pytest.raises(IndexError, match="native_layers: row 34 is outside the 34 of the step"):
+        run(*step, (torch.tensor([34]), starts))
+    with pytest.raises(IndexError, match="native_layers: group 1 has rows from 0 to 2"):
+        run(*step, (torch.tensor([3]), 2 * starts))
+    with pytest.raises(ValueError, match=r"starts has shape \[3\] but must be \[5\]"):
+        run(*step, (torch.tensor([3]), starts[:3]))
+    assert torch.equal(step[2].storage, before)
 
 
 def test_what_others_have_is_added_after_both_products(backend, make_parts, make_shared, step):
@@ -317,6 +389,10 @@ def test_parts_and_steps_of_other_sizes_are_refused(backend, make_parts, make_sh
     unnormed = LayerParts(**{**vars(good), "mlp_norm": good.k_norm})
     with pytest.raises(ValueError, match=r"mlp_norm has shape \[16\] but must be \[50\]"):
         NativeLayers(backend.shape, shared, [good, unnormed])
+    adapted = adapt(good, ["o"])
+    other = replace(good, low_ranks=LayerLowRanks(down=adapted.low_ranks.o))
+    with pytest.raises(ValueError, match=r"adapters of down have \(96, 50, .* \(70, 50, "):
+        NativeLayers(backend.shape, shared, [good, other])
     run = NativeLayers(backend.shape, shared, [good, good])
     residual, positions, cache, metadata = step
     with pytest.raises(ValueError, match=r"positions has shape \[33\] but must be \[34\]"):

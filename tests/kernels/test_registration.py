@@ -87,6 +87,13 @@ def test_an_operation_of_native_attention_holds_what_torch_asks_of_one(name):
     torch.library.opcheck(getattr(torch.ops.octavo, f"native_{name}").default, arguments)
 
 
+@pytest.mark.skipif(native_instructions() is None, reason="no native code can be had")
+def test_what_adapters_add_holds_what_torch_asks_of_an_operation():
+    table, name = torch.zeros(2, 4).long(), native_instructions().name
+    step = (torch.randn(3, 5), torch.randn(3, 16), table, torch.arange(2), torch.tensor([0, 0, 2]))
+    torch.library.opcheck(torch.ops.octavo.low_rank_add.default, (*step, False, name))
+
+
 @pytest.mark.parametrize(
     "name", ["reference_write_kv_cache", "reference_paged_attention", "folded_paged_attention"]
 )

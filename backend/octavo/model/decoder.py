@@ -66,7 +66,7 @@ class Decoder:
         self._low_ranks = low_ranks
         self._embedding_scale = _embedding_scale(spec, weights)
         is_whole = collectives.size == 1
-        self._native = native_layers(spec, weights.layers, attention, collectives)
+        self._native = native_layers(spec, weights.layers, attention, collectives, low_ranks)
         self._vocabulary = None if is_whole else DividedVocabulary(spec.vocab_size, collectives)
 
     @property
@@ -145,8 +145,9 @@ class Decoder:
         adapted: AdaptedRows | None = None,
     ) -> States:
         """Run a stage's layers from its residual stream [num_tokens, hidden], which is mutated."""
-        if self._native is not None and adapted is None and not is_compiling():
-            return States(self._native(residual, positions, kv_cache, metadata), residual)
+        if self._native is not None and not is_compiling():
+            own = None if adapted is None else (adapted.rows, adapted.starts)
+            return States(self._native(residual, positions, kv_cache, metadata, own), residual)
         adapters = None if adapted is None else StepAdapters(self._low_ranks, adapted)
         sum_ = self._collectives.sum_
         step = StepInputs(positions, kv_cache, metadata, sum_, adapters)

@@ -18,7 +18,6 @@ from octavo.errors import ConfigError
 from octavo.host_resources import host_memory
 from octavo.model import tensor_names as names
 from octavo.model.blocks import GatedMlp
-from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.layer_weights import LayerWeights
 from octavo.model.layers import PackedLinear
 from octavo.model.lora import LowRank, LowRanks
@@ -155,25 +154,22 @@ def check_fits(num_adapters: int, bytes_each: int, free_bytes: int) -> None:
 
 def _read(joined: _Joined, rank: int, all_files: list[LoraFiles], device: torch.device) -> LowRank:
     """Read what all adapters add to some joined layers; `rank` is the largest of theirs."""
-    inputs, outputs = joined.linear.in_features, joined.linear.out_features
-    groups = len(all_files)
-    down = GroupedLinear((groups, rank, inputs), torch.float32, device)
-    up = GroupedLinear((groups, outputs, rank), torch.float32, device)
+    low_rank = LowRank(joined.linear, len(all_files), rank, device)
     for slot, files in enumerate(all_files):
-        own_down, own_up = torch.zeros(rank, inputs), torch.zeros(outputs, rank)
-        _fill(joined, files, own_down, own_up)
-        down.fill(slot, own_down.to(device))
-        up.fill(slot, own_up.to(device))
-    return LowRank(down, up)
+        _fill(joined, files, low_rank, slot)
+    return low_rank
 
 
-def _fill(joined: _Joined, files: LoraFiles, down: torch.Tensor, up: torch.Tensor) -> None:
-    """Write one adapter's matrices into [rank, in] and [out, rank], both zero.
+def _fill(joined: _Joined, files: LoraFiles, low_rank: LowRank, slot: int) -> None:
+    """Write what an adapter adds to some joined layers into its slot.
 
     modules   q │ k │ v            up    q  0  0
     down      q over k over v            0  k  0
                                          0  0  v
     """
+    rank = joined.rank_of(files)
+    down = torch.zeros(rank, joined.linear.in_features)
+    up = torch.zeros(joined.linear.out_features, rank)
     pairs = {module: files.pair(module) for module in joined.modules if files.rank_of(module)}
     places, first = {}, 0
     for module, pair in pairs.items():
@@ -186,3 +182,4 @@ def _fill(joined: _Joined, files: LoraFiles, down: torch.Tensor, up: torch.Tenso
         if module in pairs:
             up[first:end, places[module]] = pairs[module].up[rows]
         first = end
+    low_rank.fill(slot, down, up)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.model.blocks import GatedMlp
+from octavo.model.blocks import Attention, GatedMlp
 from octavo.model.collectives import Collectives
 from octavo.model.head_norms import AlikeHeadNorms, JointHeadNorms
 from octavo.model.layer_weights import LayerWeights
+from octavo.model.layers import PackedLinear
+from octavo.model.lora import NO_LOW_RANKS, LowRanks
 from octavo.model.norms import RmsNorm
 from octavo.model.spec import ModelSpec
 from octavo_kernels import (
     AttentionBackend,
+    LayerLowRanks,
     LayerParts,
+    LowRankTable,
     NativeLayers,
     SharedParts,
     make_native_layers,
@@ -26,6 +30,7 @@ def native_layers(
     layers: Sequence[LayerWeights],
     attention: AttentionBackend,
     collectives: Collectives,
+    low_ranks: LowRanks = NO_LOW_RANKS,
 ) -> NativeLayers | None:
     """Return the layers as one native call, or None where they run operation by operation.
 
@@ -34,10 +39,11 @@ def native_layers(
         layers: of the part.
         attention: owner of the cache.
         collectives: of the tensor group that shares the layers.
+        low_ranks: what adapters add to the layers.
     """
     if spec.is_parallel:
         return None
-    parts = [_layer_parts(layer) for layer in layers]
+    parts = [_layer_parts(layer, low_ranks) for layer in layers]
     shared = SharedParts(
         eps=spec.norm.eps,
         scale=spec.attention_scale,
@@ -51,7 +57,7 @@ def native_layers(
     return make_native_layers(attention, shared, found) if len(found) == len(parts) else None
 
 
-def _layer_parts(layer: LayerWeights) -> LayerParts | None:
+def _layer_parts(layer: LayerWeights, low_ranks: LowRanks) -> LayerParts | None:
     attention, mlp = layer.attention, layer.mlp
     if not isinstance(mlp, GatedMlp):
         return None
@@ -76,4 +82,18 @@ def _layer_parts(layer: LayerWeights) -> LayerParts | None:
         cos_sin=attention.cos_sin,
         window=attention.form.window,
         soft_cap=attention.form.score_cap,
+        low_ranks=_layer_low_ranks(attention, mlp, low_ranks),
+    )
+
+
+def _layer_low_ranks(attention: Attention, mlp: GatedMlp, low_ranks: LowRanks) -> LayerLowRanks:
+    def table(linear: PackedLinear) -> LowRankTable | None:
+        low_rank = low_ranks.get(linear)
+        return None if low_rank is None else low_rank.table
+
+    return LayerLowRanks(
+        qkv=table(attention.qkv),
+        o=table(attention.o),
+        gate_up=table(mlp.gate_up),
+        down=table(mlp.down),
     )

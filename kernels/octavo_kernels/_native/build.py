@@ -22,7 +22,7 @@ _SOURCE_DIR = Path(__file__).parent
 _SOURCES = tuple(
     f"{name}.cpp"
     for name in (
-        "rowwise kv_cache attention linear linear_int8 embedding layers sample logits"
+        "rowwise kv_cache attention linear linear_int8 adapters embedding layers sample logits"
         " shared_exchange"
     ).split()
 )
@@ -30,7 +30,7 @@ _HEADERS = tuple(
     f"{name}.h"
     for name in (
         "vector elements activation kv_cache rope attention_tile attention_items linear linear_tile"
-        " linear_int8 operations logits shared_exchange"
+        " linear_int8 adapters operations logits shared_exchange"
     ).split()
 )
 _OPTIONS = (

@@ -4,6 +4,9 @@
 // bits, on memory that the caller keeps: what is saved is the way through Python, some three
 // hundred times a step, and that nothing else runs in the process meanwhile.
 
+#include <optional>
+
+#include "adapters.h"
 #include "elements.h"
 #include "linear.h"
 #include "operations.h"
@@ -21,6 +24,11 @@ struct Model {
     float residual_scale;  // of what a block adds to the stream
 };
 
+// What adapters add to a layer's products, by adapter; null where none adds anything.
+struct LayerAdapters {
+    const LowRank *qkv, *o, *gate_up, *down;
+};
+
 // Of the pointers those to norms, a table and sinks are null for none.
 struct Layer {
     const float *input_norm, *attention_norm, *mlp_norm, *output_norm, *q_norm, *k_norm;
@@ -29,6 +37,7 @@ struct Layer {
     const float* sinks;
     int64_t window;  // 0 for none
     float soft_cap;  // 0 for none
+    LayerAdapters adapters;
 };
 
 // The tokens of one step, and memory for them; rows are contiguous.
@@ -43,13 +52,15 @@ struct Step {
     void* active;             // [tokens, inner]
     int (*sum)();             // adds what others have of hidden; 0 to go on, or null
     SharedExchange* exchange;  // does the same, or null; without either there are no others
+    AdaptedRows adapted;
 };
 
-enum Stage { kWrite = 1, kAttention = 2, kSum = 3 };
+enum Stage { kWrite = 1, kAttention = 2, kSum = 3, kAdapters = 4 };
 
 struct Runner {
     const Model& model;
     const Step& step;
+    AdaptedStep* adapted;  // or null, if no row has an adapter
     int threads;
 
     int64_t element_bytes() const { return model.element == kFloat32 ? 4 : 2; }
@@ -58,10 +69,19 @@ struct Runner {
         return static_cast<char*>(base) + elements * element_bytes();
     }
 
-    void multiply(const PackedLinear& linear, const void* x, void* out,
+    // What adapters add to each row of a product of x; null for nothing.
+    const RowTerm* terms(const PackedLinear& linear, const LowRank* adapters,
+                         const void* x) const {
+        if (!adapted) return nullptr;
+        const int64_t in_features = linear.in_features;
+        return adapted->shrink(model.element, x, in_features, in_features, adapters, threads);
+    }
+
+    void multiply(const PackedLinear& linear, const LowRank* adapters, const void* x, void* out,
                   const PackedLinear* next) const {
         const int64_t strides[] = {linear.in_features, linear.out_features};
-        octavo_linear(model.element, x, &linear, out, tokens(), strides, next, threads);
+        octavo_linear(model.element, x, &linear, out, tokens(), strides, next,
+                      terms(linear, adapters, x), threads);
     }
 
     void normalize(const float* weight, const void* x, void* out) const {
@@ -138,7 +158,7 @@ struct Runner {
         const int64_t q_size = model.q_heads * cache.head_dim;
         const int64_t kv_size = cache.kv_heads * cache.head_dim, row = q_size + 2 * kv_size;
         void *q = step.heads, *k = at(q, q_size), *v = at(q, q_size + kv_size);
-        multiply(layer.qkv, x, step.heads, &layer.o);
+        multiply(layer.qkv, layer.adapters.qkv, x, step.heads, &layer.o);
         if (layer.q_norm) {
             normalize_heads(layer.q_norm, q, model.q_heads, row);
             normalize_heads(layer.k_norm, k, cache.kv_heads, row);
@@ -151,7 +171,7 @@ struct Runner {
                                           layer.sinks, model.q_heads / cache.kv_heads, strides,
                                           model.scale, layer.soft_cap, layer.window, threads);
         if (*invalid >= 0) return kAttention;
-        multiply(layer.o, step.attended, step.hidden, &layer.gate_up);
+        multiply(layer.o, layer.adapters.o, step.attended, step.hidden, &layer.gate_up);
         return finish(layer.attention_norm);
     }
 
@@ -160,8 +180,9 @@ struct Runner {
         const int64_t strides[] = {model.hidden, model.inner};
         const auto activate = model.gelu ? octavo_gelu_linear : octavo_silu_linear;
         activate(model.element, x, &layer.gate_up, step.active, tokens(), strides, &layer.down,
-                 threads);
-        multiply(layer.down, step.active, step.hidden, next ? &next->qkv : nullptr);
+                 terms(layer.gate_up, layer.adapters.gate_up, x), threads);
+        multiply(layer.down, layer.adapters.down, step.active, step.hidden,
+                 next ? &next->qkv : nullptr);
         return finish(layer.output_norm);
     }
 };
@@ -172,10 +193,17 @@ extern "C" {
 
 // From the embeddings in step->residual to the last layer's output in step->hidden, which is not
 // yet added to step->residual. Returns 0, or the stage that stopped early, where `*invalid` is the
-// token (kWrite) or the sequence (kAttention) whose numbers point outside an array.
+// token (kWrite) or the sequence (kAttention) whose numbers point outside an array, or (kAdapters)
+// what octavo_invalid_adapted found before anything was done.
 int octavo_run_layers(const Model* model, const Layer* layers, int64_t count, const Step* step,
                       int64_t* invalid, int threads) {
-    const Runner runner = {*model, *step, threads};
+    std::optional<AdaptedStep> adapted;
+    if (step->adapted.count > 0) {
+        *invalid = octavo_invalid_adapted(&step->adapted, step->batch.num_tokens);
+        if (*invalid != -1) return kAdapters;
+        adapted.emplace(step->adapted, step->batch.num_tokens);
+    }
+    const Runner runner = {*model, *step, adapted ? &*adapted : nullptr, threads};
     const void* x = step->residual;
     if (layers[0].input_norm) {
         runner.normalize(layers[0].input_norm, step->residual, step->hidden);

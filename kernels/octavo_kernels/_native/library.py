@@ -46,15 +46,24 @@ _SIGNATURES: dict[str, tuple[type[Any] | None, tuple[type[Any], ...]]] = {
     "octavo_pack_weight": (None, (_INT, *[_POINTER] * 2, _INT)),
     "octavo_packed_int8_size": (_SIZE, (_SIZE, _SIZE)),
     "octavo_pack_int8_weight": (None, (_INT, *[_POINTER] * 2, _INT)),
-    "octavo_linear": (None, (_INT, *[_POINTER] * 3, _SIZE, *[_POINTER] * 2, _INT)),
-    "octavo_linear_to_float32": (None, (_INT, *[_POINTER] * 3, _SIZE, *[_POINTER] * 2, _INT)),
     **dict.fromkeys(
-        ("octavo_silu_linear", "octavo_gelu_linear"),
-        (None, (_INT, *[_POINTER] * 3, _SIZE, *[_POINTER] * 2, _INT)),
+        (
+            "octavo_linear",
+            "octavo_linear_to_float32",
+            "octavo_silu_linear",
+            "octavo_gelu_linear",
+        ),
+        (None, (_INT, *[_POINTER] * 3, _SIZE, *[_POINTER] * 3, _INT)),
     ),
     **dict.fromkeys(
         ("octavo_grouped_linear", "octavo_grouped_silu_linear"),
         (_SIZE, (_INT, *[_POINTER] * 3, _SIZE, _POINTER, _SIZE, _POINTER, _INT)),
+    ),
+    "octavo_low_rank_sizes": (None, (_POINTER, _SIZE, _POINTER)),
+    "octavo_pack_low_rank": (_SIZE, (_POINTER, _SIZE, *[_POINTER] * 5)),
+    "octavo_add_low_rank": (
+        _SIZE,
+        (_INT, *[_POINTER] * 3, _SIZE, *[_POINTER] * 3, _INT),
     ),
     "octavo_embedding": (_SIZE, (_INT, *[_POINTER] * 2, _SIZE, _POINTER, _INT)),
     "octavo_run_layers": (_INT, (*[_POINTER] * 2, _SIZE, *[_POINTER] * 2, _INT)),

@@ -209,19 +209,21 @@ int64_t multiply_groups_into(Form form, int element, const void* x, const Packed
         for_element(element, multiply_groups<Int8<Float32>>, multiply_groups<Int8<BFloat16>>,
                     multiply_groups<Int8<Float16>>);
     const auto run = first.is_int8 ? integers : floats;
-    run({form, x, out, rows, strides[0], strides[1], first, nullptr}, starts, count, threads);
+    run({form, x, out, rows, strides[0], strides[1], first, nullptr, nullptr}, starts, count,
+        threads);
     return -1;
 }
 
 void multiply_into(Form form, int element, const void* x, const PackedLinear& linear, void* out,
-                   int64_t rows, const int64_t* strides, const PackedLinear* next, int threads) {
+                   int64_t rows, const int64_t* strides, const PackedLinear* next,
+                   const RowTerm* terms, int threads) {
     if (rows == 0) return;
     const auto floats = for_element(element, multiply<Float32>, multiply<BFloat16>,
                                     multiply<Float16>);
     const auto integers = for_element(element, multiply<Int8<Float32>>, multiply<Int8<BFloat16>>,
                                       multiply<Int8<Float16>>);
     const auto run = linear.is_int8 ? integers : floats;
-    run({form, x, out, rows, strides[0], strides[1], linear, next}, threads);
+    run({form, x, out, rows, strides[0], strides[1], linear, next, terms}, threads);
 }
 
 }  // namespace
@@ -240,26 +242,27 @@ void octavo_pack_weight(int element, const void* weight, const PackedLinear* lin
 }
 
 void octavo_linear(int element, const void* x, const PackedLinear* linear, void* out, int64_t rows,
-                   const int64_t* strides, const PackedLinear* next, int threads) {
-    multiply_into(kRounded, element, x, *linear, out, rows, strides, next, threads);
+                   const int64_t* strides, const PackedLinear* next, const RowTerm* terms,
+                   int threads) {
+    multiply_into(kRounded, element, x, *linear, out, rows, strides, next, terms, threads);
 }
 
 void octavo_linear_to_float32(int element, const void* x, const PackedLinear* linear, void* out,
                               int64_t rows, const int64_t* strides, const PackedLinear* next,
-                              int threads) {
-    multiply_into(kFloats, element, x, *linear, out, rows, strides, next, threads);
+                              const RowTerm* terms, int threads) {
+    multiply_into(kFloats, element, x, *linear, out, rows, strides, next, terms, threads);
 }
 
 void octavo_silu_linear(int element, const void* x, const PackedLinear* linear, void* out,
                         int64_t rows, const int64_t* strides, const PackedLinear* next,
-                        int threads) {
-    multiply_into(kSilu, element, x, *linear, out, rows, strides, next, threads);
+                        const RowTerm* terms, int threads) {
+    multiply_into(kSilu, element, x, *linear, out, rows, strides, next, terms, threads);
 }
 
 void octavo_gelu_linear(int element, const void* x, const PackedLinear* linear, void* out,
                         int64_t rows, const int64_t* strides, const PackedLinear* next,
-                        int threads) {
-    multiply_into(kGelu, element, x, *linear, out, rows, strides, next, threads);
+                        const RowTerm* terms, int threads) {
+    multiply_into(kGelu, element, x, *linear, out, rows, strides, next, terms, threads);
 }
 
 int64_t octavo_grouped_linear(int element, const void* x, const PackedLinear* first,

@@ -16,6 +16,8 @@
 constexpr int kPanelVectors = 2;
 constexpr int kPanelOutputs = kPanelVectors * kLanes;
 
+struct RowTerm;  // of adapters.h
+
 struct PackedLinear {
     const void *panels, *bias;  // bias [out] or null
     int64_t in_features, out_features, is_gated;
@@ -36,24 +38,26 @@ void octavo_pack_int8_weight(int element, const void* weight, const PackedLinear
                              int threads);
 
 // out = x @ weight^T + bias for x [rows, in]; strides: of the rows of x and out; next: the weight
-// that is multiplied by next, whose beginning is fetched meanwhile, or null
+// that is multiplied by next, whose beginning is fetched meanwhile, or null; terms: what an adapter
+// adds to each row of the rounded product, or null for nothing
 void octavo_linear(int element, const void* x, const PackedLinear* linear, void* out, int64_t rows,
-                   const int64_t* strides, const PackedLinear* next, int threads);
+                   const int64_t* strides, const PackedLinear* next, const RowTerm* terms,
+                   int threads);
 
 // The same, rounded to the element and written as float32.
 void octavo_linear_to_float32(int element, const void* x, const PackedLinear* linear, void* out,
                               int64_t rows, const int64_t* strides, const PackedLinear* next,
-                              int threads);
+                              const RowTerm* terms, int threads);
 
 // octavo_silu_and_mul of what octavo_linear makes with a gated weight; out is [rows, out / 2].
 void octavo_silu_linear(int element, const void* x, const PackedLinear* linear, void* out,
                         int64_t rows, const int64_t* strides, const PackedLinear* next,
-                        int threads);
+                        const RowTerm* terms, int threads);
 
 // octavo_gelu_and_mul of the same.
 void octavo_gelu_linear(int element, const void* x, const PackedLinear* linear, void* out,
                         int64_t rows, const int64_t* strides, const PackedLinear* next,
-                        int threads);
+                        const RowTerm* terms, int threads);
 
 // octavo_linear of groups of rows, each with a weight of its own: rows [starts[g], starts[g + 1])
 // of x with the g-th of `count` weights, which lie behind each other in memory, all of the shape of

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "activation.h"
+#include "adapters.h"
 #include "linear.h"
 
 namespace {
@@ -60,6 +61,7 @@ struct Product {
     int64_t rows, x_stride, out_stride;
     PackedLinear linear;
     const PackedLinear* next;
+    const RowTerm* terms;  // by row, or null; see adapters.h
 };
 
 // Rows as tiles read them, `stride` scalars apart.
@@ -122,6 +124,24 @@ INLINE Floats bias_of(const PackedLinear& linear, Outputs outputs) {
                        : Floats{};
 }
 
+// A sum as it is rounded in the end: with what the row's adapter adds, if that adds anything.
+template <class T>
+INLINE Floats with_term(const RowTerm& term, Floats sum, int64_t panel, int vector) {
+    if (!term.low_rank) return sum;
+    const UpSpan span = term.low_rank->spans[panel * kPanelVectors + vector];
+    const float* const up = term.low_rank->up + span.begin * kLanes;
+    const float* const shrunk = term.shrunk + span.first;
+    Floats added = {};
+    for (int i = 0; i < span.count; ++i)
+        added = multiply_add(load<Floats>(up + i * kLanes), splat(shrunk[i]), added);
+    return added + Floats{} + rounded<T>(sum);
+}
+template <class T>
+INLINE Floats finished(const Product& product, Floats sum, int64_t row, int64_t panel,
+                       int vector) {
+    return product.terms ? with_term<T>(product.terms[row], sum, panel, vector) : sum;
+}
+
 template <class T>
 void write_sums(const Product& product, const Block& block) {
     using E = typename T::Element;
@@ -129,8 +149,10 @@ void write_sums(const Product& product, const Block& block) {
         const Outputs outputs = outputs_of(product.linear, block.panel, v);
         const Floats bias = bias_of<T>(product.linear, outputs);
         for (int r = 0; r < block.rows; ++r) {
-            const int64_t at = (block.first_row + r) * product.out_stride + outputs.begin;
-            const Floats sum = block.sums[r][v] + bias;
+            const int64_t row = block.first_row + r;
+            const int64_t at = row * product.out_stride + outputs.begin;
+            const Floats sum =
+                finished<T>(product, block.sums[r][v] + bias, row, block.panel, v);
             if (product.form == kFloats)
                 write<Float32>(static_cast<float*>(product.out) + at, rounded<T>(sum),
                                outputs.count);
@@ -147,11 +169,13 @@ void write_gated(const Product& product, const Block& block) {
     const Floats gate_bias = bias_of<T>(product.linear, gates);
     const Floats up_bias = bias_of<T>(product.linear, ups);
     for (int r = 0; r < block.rows; ++r) {
-        const Floats gate = rounded<T>(block.sums[r][0] + gate_bias);
-        const Floats up = rounded<T>(block.sums[r][1] + up_bias);
-        write<T>(static_cast<typename T::Element*>(product.out) +
-                     (block.first_row + r) * product.out_stride + gates.begin,
-                 activate_and_multiply<Activation>(gate, up), gates.count);
+        const int64_t row = block.first_row + r;
+        const Floats gate =
+            finished<T>(product, block.sums[r][0] + gate_bias, row, block.panel, 0);
+        const Floats up = finished<T>(product, block.sums[r][1] + up_bias, row, block.panel, 1);
+        write<T>(static_cast<typename T::Element*>(product.out) + row * product.out_stride +
+                     gates.begin,
+                 activate_and_multiply<Activation>(rounded<T>(gate), rounded<T>(up)), gates.count);
     }
 }
 
@@ -161,7 +185,8 @@ INLINE void write_tile(const Product& product, const Floats (&sums)[R][kPanelVec
     using E = typename T::Element;
     const Outputs first = outputs_of(product.linear, panel, 0);
     const Outputs second = outputs_of(product.linear, panel, 1);
-    if (product.form == kRounded && !product.linear.bias && second.count == kLanes) {
+    if (product.form == kRounded && !product.linear.bias && !product.terms &&
+        second.count == kLanes) {
         E* const out = static_cast<E*>(product.out) + row * product.out_stride;
         repeat<R>([&](auto r) {
             E* const to = out + r * product.out_stride;
