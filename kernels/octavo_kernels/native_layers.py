@@ -248,7 +248,7 @@ def _native_layer(layer: LayerParts) -> _Layer:
         *[_pointer(getattr(layer, name)) for name in (*_NORMS, "cos_sin")],
         *[weight.native() for weight in (layer.qkv, layer.o, layer.gate_up, layer.down)],
         *(_pointer(layer.sinks), layer.window or 0, layer.soft_cap or 0.0),
-        *[_pointer(table and table.pointers) for table in layer.low_ranks.tables()],
+        *[_pointer(None if x is None else x.pointers) for x in layer.low_ranks.tables()],
     )
 
 
