@@ -26,7 +26,7 @@ _CHOICES = {
     "model_impl": ("auto", "native", "transformers", "static"),
     "load_format": ("auto", "dummy"),
     "dtype": ("auto", "bfloat16", "float16", "float32"),
-    "quantization": ("none", "int8"),
+    "quantization": ("none", "int8", "fp8"),
     "preemption_mode": ("auto", "swap", "recompute"),
     "scheduling_policy": SCHEDULING_POLICIES,
 }
@@ -59,7 +59,7 @@ class EngineConfig:
     dtype: str = "auto"
     """`auto` (the checkpoint's), `bfloat16`, `float16` or `float32`."""
     quantization: str = "none"
-    """`none`, or `int8` on a CPU: 8-bit integers in all linear layers, faster and less exact."""
+    """`none`, `int8` or, on GPUs of 8.9 or later, `fp8`: linear weights of 8 bits, less exact."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
     devices: str | None = None

@@ -20,6 +20,7 @@ from gpu.context import Context
 from gpu.expert_operations import expert_operations
 from gpu.logit_operations import logit_operations
 from gpu.paths import ROOT, search_path
+from gpu.quantized_operations import quantized_operations
 from gpu.report import Line, Section, Verdict
 from gpu.row_operations import RowOperation, Tensors, results_of, row_operations
 from gpu.sequences import Share, draw_sequences
@@ -47,6 +48,7 @@ def kernels(context: Context) -> list[Section]:
     """Compare everything that runs on the device with its reference."""
     torch.manual_seed(1)
     operations = [*row_operations(), *logit_operations(), *expert_operations()]
+    operations += quantized_operations(context.device)
     lines = [_row_line(operation, context) for operation in operations]
     lines += [_attention_line(name, context) for name in _ATTENTIONS]
     lines.append(_moves_line(context))

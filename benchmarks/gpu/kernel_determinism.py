@@ -13,6 +13,7 @@ import torch
 from gpu.context import Context
 from gpu.expert_operations import expert_operations
 from gpu.logit_operations import logit_operations
+from gpu.quantized_operations import quantized_operations
 from gpu.report import Line, Section, Verdict
 from gpu.row_operations import RowOperation, Tensors, results_of, row_operations
 from gpu.sequences import BackendMaker, Sequences, Share, draw_sequences
@@ -51,7 +52,8 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _cases(context: Context) -> Iterator[tuple[str, Case]]:
-    for operation in (*row_operations(), *logit_operations(), *expert_operations()):
+    operations = [*row_operations(), *logit_operations(), *expert_operations()]
+    for operation in (*operations, *quantized_operations(context.device)):
         for dtype in context.dtypes_of(operation.dtypes):
             yield from _row_cases(operation, dtype, context.device)
     for dtype in context.dtypes:

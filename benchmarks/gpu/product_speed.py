@@ -7,6 +7,7 @@ of a copy, and that of the operations at the rate of a large product by torch.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,8 @@ from gpu.ceilings import copy_bytes_per_s, product_flops_per_s
 from gpu.context import Context
 from gpu.report import Line, Section
 from gpu.timing import time_work
-from octavo_kernels import linear
+from octavo_kernels import linear, quantize_weight, quantized_types
+from octavo_kernels.quantization import EIGHT_BITS
 
 _WEIGHTS = {  # of Llama-3-8B: outputs and inputs
     "queries, keys, values": (6144, 4096),
@@ -38,9 +40,11 @@ def products(context: Context) -> list[Section]:
             lines.append(_line(name, sizes, rows, ceilings, context.device))
     notes = (
         f"bfloat16. A copy moves {ceilings[0] / 1e9:,.0f} GB/s, a large product runs at "
-        f"{ceilings[1] / 1e12:,.1f} TFLOP/s. `linear` is what `deterministic=true` takes.",
+        f"{ceilings[1] / 1e12:,.1f} TFLOP/s. `linear` is what `deterministic=true` takes; the last "
+        "two are `linear` too, of weights in 8 bits.",
     )
     heads = ("weight", "rows", "linear, µs", "bound's share", "torch, µs", "of torch's speed")
+    heads += ("int8 weight, µs", "fp8 weight, µs")
     return [Section("Products with weights", heads, tuple(lines), notes, is_speed=True)]
 
 
@@ -64,4 +68,18 @@ def _line(
         f"{torch_s * 1e6:,.1f}",
         f"{torch_s / ours_s:.0%}",
     )
-    return Line((name, str(rows), *figures))
+    return Line((name, str(rows), *figures, *_of_8_bits(x, weight)))
+
+
+def _of_8_bits(x: torch.Tensor, weight: torch.Tensor) -> list[str]:
+    """Return the microseconds of the product with the weight in each type of 8 bits."""
+    served = quantized_types(x.device) if x.is_cuda else EIGHT_BITS
+    figures = []
+    for kind in EIGHT_BITS:
+        if kind not in served:
+            figures.append("not served")
+            continue
+        elements, scales = quantize_weight(weight, kind)
+        work = partial(linear, x, elements, scales=scales)
+        figures.append(f"{time_work(work, x.device) * 1e6:,.1f}")
+    return figures

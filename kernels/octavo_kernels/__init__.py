@@ -49,6 +49,7 @@ from octavo_kernels.packed_linear import (
     packed_linear,
     packs_weights,
 )
+from octavo_kernels.quantization import quantize_weight, quantized_types
 from octavo_kernels.rms_norm import (
     add_rms_norm,
     add_rms_norm_reference,
@@ -118,6 +119,8 @@ __all__ = [
     "packed_grouped_silu",
     "packed_linear",
     "packs_weights",
+    "quantize_weight",
+    "quantized_types",
     "rms_norm",
     "rms_norm_reference",
     "sample",

@@ -9,7 +9,7 @@ that give the same bits; see the kernel for why they do. Knows no kernels.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from octavo_kernels._launch import Architecture, for_capability
+from octavo_kernels._launch import COMPILED_ARCHITECTURES, Architecture, for_capability
 
 _SHORTEST_PIECE = 512  # inputs; what is shorter ends before its loads are under way
 
@@ -76,11 +76,34 @@ _SINGLE_TILE = RowTile(rows=32, num_warps=4, num_stages=3)
 _SINGLE: Mapping[Architecture, LinearConfig] = {
     80: LinearConfig(columns=64, depth=32, programs=256, tiles=(_SINGLE_TILE,)),
 }
+# A weight of 8 bits is converted in registers, all of a block at once: more would spill.
+_SINGLE_OF_8_BITS: Mapping[Architecture, LinearConfig] = {
+    80: LinearConfig(columns=64, depth=16, programs=256, tiles=(_SINGLE_TILE,)),
+}
+
+#: The first of NVIDIA's capabilities for which the language converts float8_e4m3fn.
+FP8_CAPABILITY = 89
 
 
-def choose_linear(element_bytes: int, capability: Architecture) -> LinearConfig:
-    """Choose how products with a weight of such elements are launched."""
-    return for_capability(_SINGLE if element_bytes == 4 else _HALF, capability)
+def choose_linear(
+    element_bytes: int, capability: Architecture, *, of_8_bits: bool = False
+) -> LinearConfig:
+    """Choose how rows of such elements are multiplied by a weight of the same, or of 8 bits."""
+    if element_bytes == 4:
+        return for_capability(_SINGLE_OF_8_BITS if of_8_bits else _SINGLE, capability)
+    return for_capability(_HALF, capability)
+
+
+def weight_types(capability: Architecture) -> tuple[str, ...]:
+    """Return the types of weights of 8 bits that products take there, by the language's names.
+
+    Of AMD's architectures, only what the tests compile for is known to convert float8_e4m3fn.
+    """
+    if isinstance(capability, str):
+        has_fp8 = capability in COMPILED_ARCHITECTURES
+    else:
+        has_fp8 = capability >= FP8_CAPABILITY
+    return ("i8", "fp8e4nv") if has_fp8 else ("i8",)
 
 
 def choose_piece(config: LinearConfig, in_features: int, out_features: int) -> int:

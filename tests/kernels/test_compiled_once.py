@@ -73,6 +73,9 @@ OPERATIONS: dict[str, Callable[[int], object]] = {
     "grouped_linear": lambda n: octavo_kernels.grouped_linear(
         zeros(n, HIDDEN), zeros(3, 1536, HIDDEN), torch.zeros(4, dtype=torch.int64)
     ),
+    "linear of 8 bits": lambda n: octavo_kernels.linear(
+        zeros(n, HIDDEN), zeros(1536, HIDDEN).char(), scales=torch.ones(1536)
+    ),
     "weighted_sum": lambda n: octavo_kernels.weighted_sum(
         zeros(2 * n, HIDDEN), torch.arange(2 * n).view(n, 2), torch.ones(n, 2)
     ),

@@ -66,16 +66,20 @@ def test_every_kernel_fits_the_shared_memory_of_its_architecture(usage):
 
 def test_however_many_rows_a_product_has_they_run_on_one_matrix_instruction(usage):
     instructions: dict[tuple, set[str]] = {}
+    orders: dict[tuple, set[str]] = {}
     for name, by_architecture in usage.items():
         kernel, dtype, *_ = name.split()
         if kernel in ("linear", "grouped_linear"):
             for architecture, used in by_architecture.items():
-                instructions.setdefault((dtype, architecture, kernel), set()).update(
-                    used.matrix_instructions
-                )
+                key = (dtype, architecture, kernel)
+                instructions.setdefault(key, set()).update(used.matrix_instructions)
+                orders.setdefault(key, set()).update(used.input_orders)
     # NVIDIA's have none for full float32.
-    expected = {key: 0 if key[0] == "fp32" and key[1] != "gfx942" else 1 for key in instructions}
+    expected = {
+        key: 0 if key[0].startswith("fp32") and key[1] != "gfx942" else 1 for key in instructions
+    }
     assert {key: len(names) for key, names in instructions.items()} == expected
+    assert max(map(len, orders.values())) == 1
 
 
 def test_the_committed_table_is_what_scripts_kernel_table_writes(usage):

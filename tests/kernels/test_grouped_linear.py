@@ -1,7 +1,13 @@
 import pytest
 import torch
 
-from octavo_kernels import grouped_linear, grouped_linear_reference, linear
+from octavo_kernels import (
+    grouped_linear,
+    grouped_linear_reference,
+    linear,
+    quantize_weight,
+)
+from octavo_kernels.quantization import EIGHT_BITS
 
 pytestmark = pytest.mark.kernels
 
@@ -30,6 +36,19 @@ def test_it_agrees_with_the_reference(dtype, assert_near):
     assert_near(grouped_linear(x, weight, starts)[2:60], expected[2:60])
 
 
+@pytest.mark.parametrize("kind", EIGHT_BITS, ids=str)
+def test_weights_of_8_bits_have_the_scales_of_their_own_group(kind, dtype, assert_near):
+    x, weight, starts = draw(dtype)
+    quantized = [quantize_weight(each * 4**index, kind) for index, each in enumerate(weight)]
+    elements, scales = (torch.stack(tensors) for tensors in zip(*quantized, strict=True))
+    actual = grouped_linear(x, elements, starts, scales=scales)
+    expected = grouped_linear_reference(x, elements, starts, scales)
+    assert_near(actual[2:60], expected[2:60])
+    for index, (own, own_scales) in enumerate(quantized):
+        rows = slice(STARTS[index], STARTS[index + 1])
+        assert torch.equal(actual[rows], linear(x[rows], own, scales=own_scales))
+
+
 def test_only_rows_of_groups_are_written(dtype, surround, make_poisoned):
     x, weight, starts = draw(dtype)
     around = make_poisoned(ROWS, 30, dtype=dtype)
@@ -53,6 +72,11 @@ def test_groups_that_are_not_within_the_rows_are_refused(starts):
         ({"weight": torch.ones(5, 4)}, r"weight has shape \[5, 4\] but must be \[any, any, 4\]$"),
         ({"weight": torch.ones(2, 5, 4).half()}, "weight is torch.float16 on cpu but must be"),
         ({"weight": torch.ones(5, 2, 4).mT}, r"weight has shape \[5, 4, 2\] but must be"),
+        ({"scales": torch.ones(2)}, "weight is torch.float32 but must be torch.int8 or torch.fl"),
+        (
+            {"weight": torch.ones(2, 5, 4).char(), "scales": torch.ones(2)},
+            r"scales has shape \[2\] but must be \[2, 5\]$",
+        ),
         ({"starts": torch.zeros(2).long()}, r"starts has shape \[2\] but must be \[3\]$"),
         ({"starts": torch.zeros(3).int()}, "starts is torch.int32 but must be torch.int64$"),
         ({"out": torch.ones(3, 4)}, r"out has shape \[3, 4\] but must be \[3, 5\]$"),

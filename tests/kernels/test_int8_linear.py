@@ -6,7 +6,7 @@ import torch
 from octavo_kernels import int8_linear_reference, pack_weight, packed_linear, packs_weights
 from octavo_kernels._native.library import native_library
 from octavo_kernels._native.processor import usable_instruction_sets
-from octavo_kernels.int8_linear import quantize_reference
+from octavo_kernels.quantization import quantize
 
 pytestmark = pytest.mark.kernels
 needs_native = pytest.mark.skipif(native_library() is None, reason="no native code is built here")
@@ -31,27 +31,13 @@ def pack(weight, bias, instructions, **options):
     return pack_weight(weight, bias, to_int8=True, instructions=instructions, **options)
 
 
-def test_integers_and_scale_give_back_the_values_within_half_a_step(dtype):
-    values, _, _ = draw(50, 64, 1, dtype)
-    integers, scale = quantize_reference(values)
-    assert integers.abs().amax(dim=1).eq(127).all()
-    errors = (integers.double() * scale.double() - values.double()).abs()
-    assert (errors <= scale.double() * (0.5 + 1e-4)).all()
-
-
-def test_ties_are_rounded_to_even_and_nothing_leaves_the_range():
-    integers, scale = quantize_reference(torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -127.0]]))
-    assert scale.item() == 1.0
-    assert integers.tolist() == [[127, 0, 2, 2, 0, -127]]
-
-
 def test_the_reference_multiplies_the_integers_exactly(dtype):
     x, weight, bias = draw(20, 200, 30, dtype)
-    weights, weight_scales = quantize_reference(weight)
+    weights, weight_scales = quantize(weight, torch.int8)
     exact = bias.double().expand(20, 30).clone()
     sizes = bias.double().abs().expand(20, 30).clone()
     for first in range(0, 200, 64):
-        integers, scales = quantize_reference(x[:, first : first + 64])
+        integers, scales = quantize(x[:, first : first + 64], torch.int8)
         products = integers.double() @ weights[:, first : first + 64].double().T
         exact += products * scales.double() * weight_scales.double().T
         sizes += products.abs() * scales.double() * weight_scales.double().T

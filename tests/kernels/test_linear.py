@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from octavo_kernels import linear, linear_reference
+from octavo_kernels import linear, linear_reference, quantize_weight
+from octavo_kernels.quantization import EIGHT_BITS
 
 pytestmark = pytest.mark.kernels
 
@@ -49,6 +50,30 @@ def test_the_reference_agrees_with_it_to_the_bit_where_sums_are_exact(dtype):
     assert torch.equal(linear(*arguments), linear_reference(*arguments))
 
 
+@pytest.mark.parametrize("kind", EIGHT_BITS, ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_weight_of_8_bits_is_what_its_elements_times_its_scales_are(kind, has_bias, dtype):
+    x, weight, bias = torch.randn(7, 100).to(dtype), torch.randn(15, 100), torch.randn(15)
+    bias = bias.to(dtype) if has_bias else None
+    elements, scales = quantize_weight(weight, kind)
+    exact = elements.double() * scales.double()[:, None]
+    expected = x.double() @ exact.T + (bias.double() if has_bias else 0)
+    relative = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
+    for multiply in (linear, linear_reference):
+        actual = multiply(x, elements, bias, scales=scales)
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual.double(), expected, atol=2e-5, rtol=relative)
+
+
+@pytest.mark.parametrize("kind", EIGHT_BITS, ids=str)
+def test_a_row_has_the_same_bits_in_any_batch_with_a_weight_of_8_bits(kind, dtype):
+    x, bias = torch.randn(100, 576).to(dtype), torch.randn(9).to(dtype)
+    elements, scales = quantize_weight(torch.randn(9, 576), kind)
+    whole = linear(x, elements, bias, scales=scales)
+    for rows in (slice(0, 1), slice(3, 5), slice(7, 41), slice(68, 100)):
+        assert torch.equal(linear(x[rows], elements, bias, scales=scales), whole[rows])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -63,6 +88,19 @@ def test_the_reference_agrees_with_it_to_the_bit_where_sums_are_exact(dtype):
         (
             {"weight": torch.ones(5, 6)[:, :4]},
             r"^linear: weight has strides \[6, 1\] but its last",
+        ),
+        ({"weight": torch.ones(5, 4).char()}, "^linear: weight is torch.int8 on cpu but must be"),
+        (
+            {"scales": torch.ones(5)},
+            "^linear: weight is torch.float32 but must be torch.int8 or torch.float8_e4m3fn$",
+        ),
+        (
+            {"weight": torch.ones(5, 4).char(), "scales": torch.ones(4)},
+            r"^linear: scales has shape \[4\] but must be \[5\]$",
+        ),
+        (
+            {"weight": torch.ones(5, 4).char(), "scales": torch.ones(5).half()},
+            "^linear: scales is torch.float16 but must be torch.float32$",
         ),
         ({"bias": torch.ones(4)}, r"^linear: bias has shape \[4\] but must be \[5\]$"),
         ({"out": torch.ones(3, 4)}, r"^linear: out has shape \[3, 4\] but must be \[3, 5\]$"),

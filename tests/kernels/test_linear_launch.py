@@ -22,8 +22,9 @@ CONFIG = LinearConfig(columns=128, depth=64, programs=132, tiles=(FEW, MANY))
 
 @pytest.mark.parametrize("capability", [*COMPILED_ARCHITECTURES, 89, 120])
 @pytest.mark.parametrize("element_bytes", [2, 4])
-def test_every_configuration_is_one_that_the_kernel_takes(element_bytes, capability):
-    config = choose_linear(element_bytes, capability)
+@pytest.mark.parametrize("of_8_bits", [False, True])
+def test_every_configuration_is_one_that_the_kernel_takes(element_bytes, of_8_bits, capability):
+    config = choose_linear(element_bytes, capability, of_8_bits=of_8_bits)
     for tile in config.tiles:
         for size in (config.columns, config.depth, tile.rows, tile.num_warps):
             assert size & (size - 1) == 0

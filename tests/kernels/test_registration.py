@@ -24,10 +24,12 @@ OPERATIONS = {
     "silu_and_mul": lambda: (torch.randn(3, 16), torch.empty(3, 8)),
     "gelu_and_mul": lambda: (torch.randn(3, 16), torch.empty(3, 8)),
     "linear": lambda: (
-        *(torch.randn(3, 16), torch.randn(5, 16), torch.randn(5), torch.empty(3, 5)),
+        *(torch.randn(3, 16), torch.ones(5, 16).char(), torch.randn(5), torch.randn(5)),
+        torch.empty(3, 5),
     ),
     "grouped_linear": lambda: (
-        *(torch.randn(3, 16), torch.randn(2, 5, 16), torch.tensor([0, 1, 3]), torch.empty(3, 5)),
+        *(torch.randn(3, 16), torch.randn(2, 5, 16), None, torch.tensor([0, 1, 3])),
+        torch.empty(3, 5),
     ),
     "weighted_sum": lambda: (
         *(torch.randn(6, 16), torch.arange(6).view(3, 2), torch.randn(3, 2), torch.empty(3, 16)),

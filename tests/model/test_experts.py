@@ -6,6 +6,7 @@ import torch
 from octavo.model.experts import Experts, choose_experts, group_by_expert
 from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.layers import PackedLinear
+from octavo.model.quantization import QUANTIZED
 from octavo.model.spec import ExpertSpec
 from octavo_kernels import packs_weights
 
@@ -24,8 +25,9 @@ def make_spec(**changes):
     return ExpertSpec(**(values | changes))
 
 
-# Relative to sizes of about 1: bfloat16 is rounded twice on the way; 8-bit integers are 127 steps.
-TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 5e-2}
+# Relative to sizes of about 1: bfloat16 is rounded twice on the way; 8-bit integers are 127 steps;
+# fp8 has four bits.
+TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 5e-2, "fp8": 2e-1}
 
 
 @pytest.fixture(params=TOLERANCES)
@@ -54,8 +56,8 @@ def experts(kind, dtype, weights):
     router, *others = weights
     grouped = []
     for weight, is_gated in zip(others, (True, False), strict=True):
-        shape, to_int8 = tuple(weight.shape), kind == "int8"
-        linear = GroupedLinear(shape, dtype, CPU, is_gated=is_gated, to_int8=to_int8)
+        shape, stored_as = tuple(weight.shape), QUANTIZED.get(kind)
+        linear = GroupedLinear(shape, dtype, CPU, is_gated=is_gated, stored_as=stored_as)
         for index, each in enumerate(weight):
             linear.fill(index, each)
         grouped.append(linear)

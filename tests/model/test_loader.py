@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.model import layers, loader
+from octavo.model import layers, quantization
 from octavo.model.checkpoint import Checkpoint
 from octavo.model.loader import load_model, read_spec
 from octavo.model.location import checkpoint_directory
@@ -279,11 +279,11 @@ def test_int8_quantizes_every_linear_layer_and_nothing_else(make_checkpoint, loa
 
 
 def test_int8_without_native_code_is_refused(make_checkpoint, load, monkeypatch):
-    monkeypatch.setattr(loader, "packs_weights", lambda dtype, device: False)
+    monkeypatch.setattr(quantization, "packs_weights", lambda dtype, device: False)
     directory, _ = make_checkpoint("llama")
     with pytest.raises(
         ConfigError,
-        match="quantization is 'int8', which takes native code on a CPU, and none serves "
+        match="quantization is 'int8', which takes native code, and none serves "
         "bfloat16 on cpu here; it must be 'none'",
     ):
         load(directory, "bfloat16", quantization="int8")

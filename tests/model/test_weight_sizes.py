@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from octavo.config import EngineConfig
+from octavo.model import loader
 from octavo.model.collectives import Alone
 from octavo.model.load_progress import logged
 from octavo.model.loader import load_model, read_spec
@@ -43,12 +44,17 @@ def logged_bytes(caplog: pytest.LogCaptureFixture) -> int:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "quantization"), [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8")]
+    ("dtype", "quantization"),
+    [("float32", "none"), ("bfloat16", "none"), ("bfloat16", "int8"), ("bfloat16", "fp8")],
 )
 @pytest.mark.parametrize("name", MODELS)
-def test_a_load_counts_what_the_spec_says(name, dtype, quantization, make_checkpoint, caplog):
+def test_a_load_counts_what_the_spec_says(
+    name, dtype, quantization, make_checkpoint, caplog, monkeypatch
+):
     if quantization == "int8" and native_library() is None:
         pytest.skip("no native code is built here")
+    if quantization == "fp8":  # as a GPU would have it
+        monkeypatch.setattr(loader, "choose_quantization", lambda *_: torch.float8_e4m3fn)
     model_type, fields = MODELS[name]
     directory, model = make_checkpoint(model_type, **fields)
     spec = read_spec(directory)
@@ -58,7 +64,7 @@ def test_a_load_counts_what_the_spec_says(name, dtype, quantization, make_checkp
         for shard in (Shard(), Shard.of(0, 2, 1), Shard.of(1, 2, 1), *_stages()):
             load_model(config, shard, OtherRanks(shard))
             part = ModelPart.of(spec, shard)
-            own = part_bytes(part, getattr(torch, dtype), to_int8=quantization == "int8")
+            own = part_bytes(part, getattr(torch, dtype), of_8_bits=quantization != "none")
             assert logged_bytes(caplog) == own, shard
             sizes[shard] = own
     if (dtype, quantization) == ("float32", "none"):

@@ -89,7 +89,7 @@ BAD = [
     ("tokenizer", ["x"], "a string"),
     ("dtype", "fp8", "one of auto, bfloat16, float16, float32"),
     ("model_impl", "vllm", "one of auto, native, transformers, static"),
-    ("quantization", "fp8", "one of none, int8"),
+    ("quantization", "int4", "one of none, int8, fp8"),
     ("load_format", "gguf", "one of auto, dummy"),
     ("device", "tpu", "auto, cpu, cuda or cuda:N"),
     ("device", "cpu:", "auto, cpu, cuda or cuda:N"),

@@ -6,6 +6,9 @@ multiplies by the plain form, to the same bits for any number of rows. On a GPU 
 own product instead, which may be faster, and which makes no such promise: it chooses its routine by
 the number of rows. `Embedding` may share a weight with one. Knows nothing of models or checkpoints.
 
+A weight may be quantised to 8 bits: on a CPU to the integers of native code, which quantises rows
+too; else to what `octavo_kernels.linear` takes, which does not.
+
 Native code sums every output in the order of the inputs, whatever the number of rows. It is as fast
 as oneDNN or faster for every dtype and instruction set but many rows of float32 with AVX-512. CPU
 time on one core of an AMD AVX512-BF16, two layers of SmolLM2-135M and its vocabulary (of one row
@@ -44,7 +47,14 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from octavo_kernels import linear, pack_weight, packed_embedding, packed_linear
+from octavo_kernels import (
+    PackedWeight,
+    linear,
+    pack_weight,
+    packed_embedding,
+    packed_linear,
+    quantize_weight,
+)
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Multiplies x [rows, in] by a plain weight [out, in], transposed, and adds a bias [out] if any."""
@@ -69,7 +79,7 @@ class PackedLinear:
         weight: [out, in]; not kept when it can be packed, so drop your own reference to free it.
         bias: [out] or None.
         is_gated: as `octavo_kernels.pack_weight` takes it.
-        to_int8: whether to quantise it; only where `octavo_kernels.packs_weights`.
+        stored_as: what to quantise it to, one of `octavo_kernels.EIGHT_BITS`; None for nothing.
         deterministic: Whether a row must have the same bits whatever the other rows are; on a CPU
             it has in any case.
     """
@@ -80,21 +90,28 @@ class PackedLinear:
         bias: torch.Tensor | None = None,
         *,
         is_gated: bool = False,
-        to_int8: bool = False,
+        stored_as: torch.dtype | None = None,
         deterministic: bool = True,
     ) -> None:
         self.deterministic = deterministic
         self.out_features, self.in_features = weight.shape
-        self.is_int8 = to_int8
-        self.num_bytes = packed_bytes(weight.shape, weight.dtype, to_int8=to_int8)
+        self.is_quantized = stored_as is not None
+        self.num_bytes = packed_bytes(weight.shape, weight.dtype, of_8_bits=self.is_quantized)
         """What the weight takes, but for padding."""
         self._bias = bias
-        self.native = pack_weight(weight, bias, is_gated=is_gated, to_int8=to_int8)
+        self.native: PackedWeight | None = None
         """The weight for native code, or None where that does not serve."""
-        assert self.native is not None or not to_int8, f"{weight.dtype} cannot be packed"
-        self._packed = _pack(weight) if self.native is None else None
-        is_plain = self.native is None and self._packed is None
-        self._plain = weight if is_plain else None
+        if stored_as in (None, torch.int8):
+            to_int8 = self.is_quantized
+            self.native = pack_weight(weight, bias, is_gated=is_gated, to_int8=to_int8)
+        self._quantized: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._packed: torch.Tensor | None = None
+        if self.native is None and stored_as is not None:
+            self._quantized = quantize_weight(weight, stored_as)
+        elif self.native is None:
+            self._packed = _pack(weight)
+        forms = (self.native, self._quantized, self._packed)
+        self._plain = weight if forms == (None, None, None) else None
         self._multiply = plain_product(weight.device, deterministic=deterministic)
 
     @property
@@ -115,6 +132,9 @@ class PackedLinear:
         return product if out is None else out.copy_(product)
 
     def _product(self, x: torch.Tensor) -> torch.Tensor:
+        if self._quantized is not None:
+            elements, scales = self._quantized
+            return linear(x, elements, self._bias, scales=scales)
         if self._packed is not None:
             if x.shape[0] >= _MIN_ROWS:
                 return _multiply_packed(x, self._packed, self._bias)
@@ -123,10 +143,10 @@ class PackedLinear:
         return self._multiply(x, self._plain, self._bias)
 
 
-def packed_bytes(shape: Sequence[int], dtype: torch.dtype, *, to_int8: bool) -> int:
+def packed_bytes(shape: Sequence[int], dtype: torch.dtype, *, of_8_bits: bool) -> int:
     """Return the bytes of weights [..., out, in]; those of 8 bits have a scale for each output."""
     outputs = math.prod(shape[:-1])
-    if to_int8:
+    if of_8_bits:
         return outputs * (shape[-1] + torch.float32.itemsize)
     return outputs * shape[-1] * dtype.itemsize
 

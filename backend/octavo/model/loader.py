@@ -30,6 +30,7 @@ from octavo.model.joined_experts import checked_tensors
 from octavo.model.layers import PackedLinear
 from octavo.model.location import checkpoint_directory
 from octavo.model.lora_reader import read_adapters
+from octavo.model.quantization import choose_quantization
 from octavo.model.shard import WHOLE, ModelPart, Shard
 from octavo.model.spec import ModelSpec
 from octavo.model.tensor_names import EMBEDDING, LM_HEAD
@@ -39,7 +40,6 @@ from octavo_kernels import (
     AttentionBackend,
     KVCacheShape,
     make_attention_backend,
-    packs_weights,
 )
 
 logger = logging.getLogger(__name__)
@@ -98,10 +98,9 @@ def load_model(
     spec = spec_as_stored(spec, tensors)
     part = ModelPart.of(spec, shard)
     dtype = choose_dtype(config.dtype, spec, tensors)
-    check_quantization(config.quantization, dtype, device)
-    to_int8 = config.quantization == "int8"
-    make_linear = partial(PackedLinear, to_int8=to_int8, deterministic=config.deterministic)
-    make_grouped = partial(GroupedLinear, to_int8=to_int8)
+    stored_as = choose_quantization(config.quantization, dtype, device)
+    make_linear = partial(PackedLinear, stored_as=stored_as, deterministic=config.deterministic)
+    make_grouped = partial(GroupedLinear, stored_as=stored_as)
     reader = WeightReader(tensors, part, dtype, device, make_linear, make_grouped)
     weights = reader.read(max_model_len)
     log_weights(reader.num_bytes, dtype)
@@ -232,12 +231,3 @@ def log_weights(num_bytes: int, dtype: torch.dtype) -> None:
     """Log what the weights of this process take."""
     name = str(dtype).removeprefix("torch.")
     logger.info("weights: %s bytes, %s", f"{num_bytes:,}", name)
-
-
-def check_quantization(option: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse option `quantization` where weights of a dtype are not packed."""
-    if option != "none" and not packs_weights(dtype, device):
-        raise ConfigError(
-            f"option quantization is {option!r}, which takes native code on a CPU, and none serves "
-            f"{str(dtype).removeprefix('torch.')} on {device} here; it must be 'none'"
-        )

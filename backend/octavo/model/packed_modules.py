@@ -60,19 +60,19 @@ def pack_modules(model: torch.nn.Module, make_linear: LinearMaker) -> None:
         _pack(model, name, embeddings, make_linear, scratch)
 
 
-def weight_bytes(model: torch.nn.Module, *, to_int8: bool) -> int:
+def weight_bytes(model: torch.nn.Module, *, of_8_bits: bool) -> int:
     """Return what a model's weights take once its layers are packed, but for padding.
 
     Args:
         model: not packed yet; it may have shapes alone.
-        to_int8: whether packed weights are of 8 bits.
+        of_8_bits: whether packed weights are of 8 bits.
     """
     total = sum(parameter.nbytes for parameter in model.parameters())
-    for name, embeddings in _packed_names(model) if to_int8 else ():
+    for name, embeddings in _packed_names(model) if of_8_bits else ():
         module = model.get_submodule(name)
         weight = module.get_parameter("weight")
         shape = weight.shape[::-1] if isinstance(module, Conv1D) else weight.shape
-        total += packed_bytes(shape, weight.dtype, to_int8=True)
+        total += packed_bytes(shape, weight.dtype, of_8_bits=True)
         total -= 0 if embeddings else weight.nbytes
     return total
 

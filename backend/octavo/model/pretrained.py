@@ -70,7 +70,7 @@ def load_pretrained(config: EngineConfig) -> PretrainedModel:
     dtype = _dtype(config, hf_config)
     module = load_weights(_factory(hf_config), directory, hf_config, config, dtype=dtype)
     _check_class(module, named)
-    log_weights(weight_bytes(module, to_int8=False), module.dtype)
+    log_weights(weight_bytes(module, of_8_bits=False), module.dtype)
     return _pretrained(config, directory, module.to(device), device)
 
 

@@ -22,7 +22,6 @@ from octavo.model.checkpoint import Checkpoint
 from octavo.model.devices import rank_devices
 from octavo.model.layers import PackedLinear
 from octavo.model.loader import (
-    check_quantization,
     choose_max_model_len,
     end_tokens,
     log_weights,
@@ -30,6 +29,7 @@ from octavo.model.loader import (
 from octavo.model.packed_modules import PackedModule, leave_files, pack_modules, weight_bytes
 from octavo.model.paged_check import TOLERANCES, PagedCheck
 from octavo.model.pretrained_weights import load_weights
+from octavo.model.quantization import choose_quantization
 from octavo.model.row_independence import make_rows_independent
 from octavo.model.transformers_model import TransformersInfo, TransformersModel
 from octavo.model.transformers_trace import TracedModel
@@ -38,7 +38,7 @@ from octavo_kernels import AttentionBackend, KVCacheShape, make_attention_backen
 logger = logging.getLogger(__name__)
 
 #: What 8-bit weights may add to the difference that a dtype makes.
-_INT8_TOLERANCE = 0.3
+_TOLERANCE_OF_8_BITS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def load_transformers_model(
     max_model_len = choose_max_model_len(config, traced.max_position_embeddings)
     (device,) = rank_devices(config)
     dtype = choose_dtype(config, directory, traced)
-    check_quantization(config.quantization, dtype, device)
+    stored_as = choose_quantization(config.quantization, dtype, device)
     model = load_weights(
         AutoModelForCausalLM,
         directory,
@@ -80,13 +80,9 @@ def load_transformers_model(
     )
     model = model.eval().to(device)
     vocab_size = model.get_output_embeddings().weight.shape[0]
-    log_weights(weight_bytes(model, to_int8=config.quantization == "int8"), dtype)
+    log_weights(weight_bytes(model, of_8_bits=stored_as is not None), dtype)
     check = PagedCheck(model, vocab_size, max_model_len, device)
-    make_linear = partial(
-        PackedLinear,
-        to_int8=config.quantization == "int8",
-        deterministic=config.deterministic,
-    )
+    make_linear = partial(PackedLinear, stored_as=stored_as, deterministic=config.deterministic)
     pack_modules(model, make_linear)
     leave_files(model)
     make_rows_independent(model, _not_packed(model, traced.row_dependent))
@@ -103,7 +99,7 @@ def load_transformers_model(
     eos_token_ids = end_tokens(directory, traced.config.get_text_config().eos_token_id)
     spec = TransformersInfo(traced.architecture, vocab_size, eos_token_ids, traced.windows)
     decoder = TransformersModel(model, traced.layers, spec, attention)
-    _compare(check, decoder, TOLERANCES[dtype] + _INT8_TOLERANCE * (config.quantization == "int8"))
+    _compare(check, decoder, TOLERANCES[dtype] + _TOLERANCE_OF_8_BITS * (stored_as is not None))
     return LoadedTransformersModel(
         spec, decoder, attention, dtype, device, directory, max_model_len, adapters={}
     )

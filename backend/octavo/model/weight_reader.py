@@ -110,7 +110,7 @@ class WeightReader:
         lm_head = self._make_linear(weight) if is_last else None
         self.num_bytes += weight.nbytes if is_first else 0
         # One weight serves both unless the projection has a copy of fewer bits.
-        if lm_head is not None and (lm_head.is_int8 or not is_first):
+        if lm_head is not None and (lm_head.is_quantized or not is_first):
             self.num_bytes += lm_head.num_bytes
         return Embedding(weight, lm_head) if is_first else None, lm_head
 
@@ -205,7 +205,7 @@ class WeightReader:
             down.fill(index, self._scratched([(downs, ALL)], columns))
         # Not quantised: it decides who computes.
         router = self._tensor([(f"{prefix}{stored.router}.weight", ALL)])
-        experts = Experts(spec, self._make_linear(router, to_int8=False), gate_up, down)
+        experts = Experts(spec, self._make_linear(router, stored_as=None), gate_up, down)
         # No adapter changes experts.
         self.num_bytes += gate_up.num_bytes + down.num_bytes + router.nbytes
         return lambda hidden, step: experts(hidden)

@@ -18,28 +18,28 @@ from octavo.model.shard import ModelPart
 _LAYERS = names.layer_prefix(0).removesuffix("0.")
 
 
-def part_bytes(part: ModelPart, dtype: torch.dtype, *, to_int8: bool) -> int:
+def part_bytes(part: ModelPart, dtype: torch.dtype, *, of_8_bits: bool) -> int:
     """Return what a rank's weights take, but for the padding of packed ones.
 
     Args:
         part: what the rank holds.
         dtype: of the weights; norms are float32.
-        to_int8: whether linear layers are of 8 bits.
+        of_8_bits: whether linear layers are of 8 bits.
     """
     spec = replace(part.spec, vocab_size=len(part.tokens))
     shapes = names.expected_tensors(spec)
     embedding = shapes.pop(names.EMBEDDING)
     is_first, is_last = part.shard.is_first_stage, part.shard.is_last_stage
     total = math.prod(embedding) * dtype.itemsize if is_first else 0
-    if spec.tied_embeddings and is_last and (to_int8 or not is_first):
-        total += packed_bytes(embedding, dtype, to_int8=to_int8)
+    if spec.tied_embeddings and is_last and (of_8_bits or not is_first):
+        total += packed_bytes(embedding, dtype, of_8_bits=of_8_bits)
     if not is_last:
         shapes = {name: shape for name, shape in shapes.items() if name.startswith(_LAYERS)}
-    return total + sum(_tensor_bytes(part, *item, dtype, to_int8) for item in shapes.items())
+    return total + sum(_tensor_bytes(part, *item, dtype, of_8_bits) for item in shapes.items())
 
 
 def _tensor_bytes(
-    part: ModelPart, name: str, shape: tuple[int, ...], dtype: torch.dtype, to_int8: bool
+    part: ModelPart, name: str, shape: tuple[int, ...], dtype: torch.dtype, of_8_bits: bool
 ) -> int:
     if "norm" in name:
         return math.prod(shape) * torch.float32.itemsize
@@ -49,4 +49,4 @@ def _tensor_bytes(
         return 0 if is_summed and part.shard.tp_rank else math.prod(shape) * dtype.itemsize
     experts = part.spec.experts
     is_router = experts is not None and name.endswith(f"{expert_names(experts).router}.weight")
-    return packed_bytes(shape, dtype, to_int8=to_int8 and not is_router)
+    return packed_bytes(shape, dtype, of_8_bits=of_8_bits and not is_router)

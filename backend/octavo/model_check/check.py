@@ -10,7 +10,7 @@ import torch
 from octavo.config import EngineConfig
 from octavo.executor.model_runner import widest_window
 from octavo.model.devices import rank_devices
-from octavo.model.loader import check_quantization
+from octavo.model.quantization import choose_quantization
 from octavo.model.tiers import choose_tier
 from octavo.model_check.features import features_off
 from octavo.model_check.glimpse import Glimpse, glimpse
@@ -36,7 +36,7 @@ def check_model(config: EngineConfig) -> ModelReport:
         needs = (
             native_needs(config, seen) if tier.traced is None else traced_needs(config, seen, tier)
         )
-        check_quantization(config.quantization, needs.dtype, devices[0])
+        choose_quantization(config.quantization, needs.dtype, devices[0])
         off = features_off(config, tier.name, needs.dtype, devices[0], needs.spec)
         return ModelReport(
             model=config.model,

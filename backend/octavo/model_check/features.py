@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import torch
 
 from octavo.config import EngineConfig
+from octavo.model.quantization import QUANTIZED, quantization_refusal
 from octavo.model.spec import ModelSpec
 from octavo.model_check.report import FeatureOff
-from octavo_kernels import packs_weights
 
 _STATIC = {
     "paged KV": "batches of whole requests run, each with a cache of transformers' own",
@@ -22,6 +22,7 @@ _STATIC = {
     "swap": "no KV leaves the device",
     "beam search": "blocks are needed to share what beams have in common",
     "int8": "transformers' own layers compute",
+    "fp8": "transformers' own layers compute",
 }
 
 
@@ -68,9 +69,10 @@ def _paged_off(
         yield "images", "text alone is served; what reads images is left out"
     if spec is not None and spec.experts is not None:
         yield "LoRA of experts", "adapters change attention and plain MLPs"
-    if not packs_weights(dtype, device):
-        where = "on a CPU" if device.type != "cpu" else "that is not built here"
-        yield "int8", f"it takes native code {where}"
+    for name in QUANTIZED:
+        reason = quantization_refusal(name, dtype, device)
+        if reason is not None:
+            yield name, f"it {reason}"
     if device.type == "cuda" and (tier != "native" or config.num_ranks > 1):
         why = "several GPUs exchange results" if tier == "native" else "transformers' modules run"
         yield "CUDA graphs", f"{why} within a step"

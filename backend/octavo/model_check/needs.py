@@ -54,12 +54,12 @@ def native_needs(config: EngineConfig, seen: Glimpse) -> Needs:
     sizes = (config.tensor_parallel_size, config.pipeline_parallel_size)
     shards = [Shard.of(rank, *sizes) for rank in range(config.num_ranks)]
     parts = [ModelPart.of(spec, shard) for shard in shards]
-    to_int8 = config.quantization == "int8"
+    of_8_bits = config.quantization != "none"
     return Needs(
         architecture=spec.architecture,
         dtype=dtype,
         max_model_len=choose_max_model_len(config, spec.max_position_embeddings),
-        weight_bytes=tuple(part_bytes(part, dtype, to_int8=to_int8) for part in parts),
+        weight_bytes=tuple(part_bytes(part, dtype, of_8_bits=of_8_bits) for part in parts),
         shapes=tuple(
             _shape(config, part.spec.num_layers, part.spec.num_kv_heads, spec.head_dim, dtype)
             for part in parts
@@ -110,7 +110,7 @@ def traced_needs(config: EngineConfig, seen: Glimpse, tier: Tier) -> Needs:
         architecture=traced.architecture,
         dtype=dtype,
         max_model_len=choose_max_model_len(config, traced.max_position_embeddings),
-        weight_bytes=(weight_bytes(model, to_int8=config.quantization == "int8"),),
+        weight_bytes=(weight_bytes(model, of_8_bits=config.quantization != "none"),),
         shapes=(_shape(config, *shape),),
         windows=traced.windows,
     )

@@ -71,7 +71,7 @@ def _memory(
     max_model_len: int,
     device: torch.device,
 ) -> Memory:
-    own_bytes = weight_bytes(model.module, to_int8=False)
+    own_bytes = weight_bytes(model.module, of_8_bits=False)
     memory = memory_left(device, own_bytes)
     row = _measure(model)
     num_blocks = None

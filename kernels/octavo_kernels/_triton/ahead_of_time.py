@@ -20,6 +20,7 @@ from octavo_kernels._launch import Architecture
 
 _TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _MATRIX_INSTRUCTION = re.compile(r"(?:wgmma\.mma_async|mma\.sync|tcgen05\.mma)\.\S+|v_mfma_\w+")
+_INPUT_ORDER = re.compile(r"kWidth = \d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class KernelCase:
     kernel: Any
     """What `triton.jit` made."""
     dtype: str
-    """Type of the tensors it computes on, by the language's name: fp32, bf16 or fp16."""
+    """Type of the tensors it computes on, by the language's name: fp32, bf16 or fp16; and behind a
+    hyphen that of a weight of 8 bits."""
     types: Sequence[str]
     """Types of the arguments before the constants: "*bf16" for a pointer, "i32", "fp32"."""
     constants: Mapping[str, int]
@@ -60,6 +62,14 @@ class Resources:
     """Of a program."""
     matrix_instructions: frozenset[str]
     """Names of the instructions that multiply matrices, with the sizes of their operands."""
+    input_orders: frozenset[str]
+    """How many neighbouring inputs a thread holds of each operand, where instructions take them
+    from threads: this says in which order they take the inputs of a product."""
+
+
+def case_dtype(dtype: str, weight: str) -> str:
+    """Return a case's `dtype` of the types of rows and of the weight they are multiplied by."""
+    return dtype if weight == dtype else f"{dtype}-{weight}"
 
 
 def compile_case(case: KernelCase, architecture: Architecture) -> Resources:
@@ -94,8 +104,11 @@ def compile_case(case: KernelCase, architecture: Architecture) -> Resources:
     usage = _amd_usage if isinstance(architecture, str) else _nvidia_usage
     registers, stack = usage(compiled.asm)
     text = compiled.asm["amdgcn" if isinstance(architecture, str) else "ptx"]
-    instructions = frozenset(_MATRIX_INSTRUCTION.findall(text))
-    return Resources(registers, stack, compiled.metadata.shared, instructions)
+    return Resources(
+        *(registers, stack, compiled.metadata.shared),
+        frozenset(_MATRIX_INSTRUCTION.findall(text)),
+        frozenset(_INPUT_ORDER.findall(compiled.asm["ttgir"])),
+    )
 
 
 def _target(architecture: Architecture) -> GPUTarget:

@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 
 from octavo_kernels._launch import Architecture
-from octavo_kernels._linear_launch import LinearConfig, choose_linear, choose_tile
-from octavo_kernels._triton.ahead_of_time import KernelCase
+from octavo_kernels._linear_launch import LinearConfig, choose_tile
+from octavo_kernels._triton.ahead_of_time import KernelCase, case_dtype
+from octavo_kernels._triton.linear import finish, weight_cases
 
 _GROUPS_AT_ONCE = 128  # whose blocks a program counts in one step
 
@@ -25,7 +26,8 @@ _GROUPS_AT_ONCE = 128  # whose blocks a program counts in one step
 def grouped_linear_kernel(
     out,  # [rows, out_features]
     x,  # [rows, in_features]
-    weight,  # [groups, out_features, in_features]
+    weight,  # [groups, out_features, in_features], of x's type or of 8 bits
+    scales,  # [groups, out_features] float32, if HAS_SCALES
     starts,  # [groups + 1] int64
     rows,
     groups,
@@ -37,6 +39,7 @@ def grouped_linear_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     GROUPS: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
 ):
     # The group in whose blocks this one is, counted from the first block of the first group.
     block = tl.program_id(0)
@@ -69,7 +72,9 @@ def grouped_linear_kernel(
         is_input = k + depth < in_features
         inputs = tl.load(x_rows + k, mask=is_row & is_input[None, :], other=0.0)
         factors = tl.load(columns + k, mask=is_column & is_input[:, None], other=0.0)
-        total = tl.dot(inputs, factors, total, input_precision="ieee")
+        total = tl.dot(inputs, factors.to(x.dtype.element_ty), total, input_precision="ieee")
+    own_scales = scales + group * out_features
+    total = finish(total, scales, own_scales, column, out_features, False, HAS_SCALES)
     tl.store(
         out + row[:, None] * out_stride + column[None, :],
         total.to(out.dtype.element_ty),
@@ -83,6 +88,7 @@ def launch_grouped_linear(
     starts: torch.Tensor,
     out: torch.Tensor,
     config: LinearConfig,
+    scales: torch.Tensor | None = None,
 ) -> None:
     """Compute `grouped_linear` of checked tensors into `out`."""
     rows, groups, out_features = len(x), len(weight), weight.shape[1]
@@ -92,12 +98,13 @@ def launch_grouped_linear(
     # Every group may end in a block that is not full.
     blocks = rows // tile.rows + min(groups, rows)
     grouped_linear_kernel[(blocks, triton.cdiv(out_features, config.columns))](
-        *(out, x, weight, starts),
+        *(out, x, weight, weight if scales is None else scales, starts),
         *(rows, groups, x.shape[1], out_features, x.stride(0), out.stride(0)),
         ROWS=tile.rows,
         COLUMNS=config.columns,
         DEPTH=config.depth,
         GROUPS=_GROUPS_AT_ONCE,
+        HAS_SCALES=scales is not None,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
@@ -105,10 +112,13 @@ def launch_grouped_linear(
 
 def kernel_cases(capability: Architecture, dtype: str) -> Iterator[KernelCase]:
     """Yield what is launched for tensors of this type; see catalog."""
-    config = choose_linear(4 if dtype == "fp32" else 2, capability)
-    for tile in config.tiles:
-        sizes = {"ROWS": tile.rows, "COLUMNS": config.columns, "DEPTH": config.depth}
+    tensor = f"*{dtype}"
+    for weight, config, tile in weight_cases(capability, dtype):
+        has_scales = weight != dtype
+        constants = {"ROWS": tile.rows, "COLUMNS": config.columns, "DEPTH": config.depth}
+        constants |= {"GROUPS": _GROUPS_AT_ONCE, "HAS_SCALES": int(has_scales)}
+        types = [tensor, tensor, f"*{weight}", "*fp32" if has_scales else tensor, "*i64"]
         yield KernelCase(
-            *(grouped_linear_kernel, dtype, [*[f"*{dtype}"] * 3, "*i64", *["i32"] * 6]),
-            *(sizes | {"GROUPS": _GROUPS_AT_ONCE}, tile.num_warps, tile.num_stages),
+            *(grouped_linear_kernel, case_dtype(dtype, weight), [*types, *["i32"] * 6]),
+            *(constants, tile.num_warps, tile.num_stages),
         )

@@ -66,6 +66,18 @@ def test_linear(has_bias, device, as_on_a_gpu, assert_near):
     assert_near(actual.cpu(), octavo_kernels.linear_reference(*arguments))
 
 
+def test_linear_of_a_weight_of_8_bits(kind, device, as_on_a_gpu, assert_near):
+    for name in ("linear", "grouped_linear"):
+        as_on_a_gpu(name)
+    x, starts = torch.randn(3, 40), torch.tensor([0, 3])
+    elements, scales = octavo_kernels.quantize_weight(torch.randn(7, 40), kind)
+    expected = octavo_kernels.linear_reference(x, elements, scales=scales)
+    x, starts, elements, scales = (t.to(device) for t in (x, starts, elements, scales))
+    assert_near(octavo_kernels.linear(x, elements, scales=scales).cpu(), expected)
+    grouped = octavo_kernels.grouped_linear(x, elements[None], starts, scales=scales[None])
+    assert_near(grouped.cpu(), expected)
+
+
 def test_grouped_linear(device, as_on_a_gpu, assert_near):
     as_on_a_gpu("grouped_linear")
     arguments = (torch.randn(3, 40), torch.randn(2, 7, 40), torch.tensor([0, 1, 3]))

@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from octavo_kernels import grouped_linear_reference
+from octavo_kernels import grouped_linear_reference, quantize_weight
 from octavo_kernels._linear_launch import LinearConfig, RowTile, choose_linear
 from octavo_kernels._triton.grouped_linear import launch_grouped_linear
 
@@ -40,9 +40,9 @@ def draw(device):
     return make
 
 
-def compute(x, weight, starts, config=SMALL):
+def compute(x, weight, starts, config=SMALL, scales=None):
     out = torch.full((len(x), weight.shape[1]), torch.nan, dtype=x.dtype, device=x.device)
-    launch_grouped_linear(x, weight, torch.tensor(starts, device=x.device), out, config)
+    launch_grouped_linear(x, weight, torch.tensor(starts, device=x.device), out, config, scales)
     return out
 
 
@@ -70,6 +70,23 @@ def test_a_row_has_the_same_bits_alone_in_any_group_and_by_any_tile(dtype, draw)
     # One group of them all: more rows a group choose the other tile.
     expected = compute(x[3:40], weight[2:3], [0, 37])
     assert torch.equal(expected, whole[3:40])
+
+
+def test_weights_of_8_bits_have_the_scales_of_their_own_group(dtype, kind, device, assert_near):
+    x, weight = torch.randn(ROWS, 100).to(dtype) / 8, torch.randn(7, 40, 100) / 8
+    quantized = [quantize_weight(each * 2**group, kind) for group, each in enumerate(weight)]
+    elements, scales = (torch.stack(tensors) for tensors in zip(*quantized, strict=True))
+    on_device = elements.to(device), STARTS, SMALL, scales.to(device)
+    expected = grouped_linear_reference(x, elements, torch.tensor(STARTS), scales)
+    assert_near(compute(x.to(device), *on_device)[2:57].cpu(), expected[2:57])
+
+
+def test_a_row_has_the_same_bits_by_any_tile_with_weights_of_8_bits(dtype, kind, draw):
+    x, weight = draw(7, 100, 40, dtype)
+    elements, scales = weight.to(kind), torch.rand(7, 40, device=weight.device)
+    whole = compute(x, elements, STARTS, scales=scales)
+    actual = compute(x[3:40], elements[2:3], [0, 37], scales=scales[2:3])
+    assert torch.equal(actual, whole[3:40])
 
 
 def test_more_groups_than_are_counted_at_once(dtype, draw):

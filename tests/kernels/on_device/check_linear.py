@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from octavo_kernels import linear_reference
+from octavo_kernels import linear_reference, quantize_weight
 from octavo_kernels._linear_launch import (
     LinearConfig,
     RowTile,
@@ -49,9 +49,9 @@ def draw(device):
     return make
 
 
-def compute(x, weight, bias=None, config=SMALL):
+def compute(x, weight, bias=None, config=SMALL, scales=None):
     out = torch.full((len(x), len(weight)), torch.nan, dtype=x.dtype, device=x.device)
-    launch_linear(x, weight, bias, out, config)
+    launch_linear(x, weight, bias, out, config, scales)
     return out
 
 
@@ -86,6 +86,49 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(
     whole = compute(x, weight, bias)
     for rows in (slice(0, 1), slice(3, 19), slice(16, 48), slice(57, 100)):
         assert torch.equal(compute(x[rows], weight, bias), whole[rows])
+
+
+@pytest.mark.parametrize(
+    ("rows", "in_features", "out_features", "has_bias"),
+    [(1, 1, 1, False), (7, 33, 15, True), (2, 1030, 20, False), (70, 1100, 20, True)],
+)
+def test_a_weight_of_8_bits_is_its_elements_times_its_scales(
+    rows, in_features, out_features, has_bias, dtype, kind, surround, assert_surrounded
+):
+    x, weight = torch.randn(rows, in_features), torch.randn(out_features, in_features)
+    x, bias = (t.to(dtype) for t in (x, torch.randn(out_features)))
+    elements, scales = quantize_weight(weight, kind)
+    placed, out = surround(x), surround(torch.zeros(rows, out_features, dtype=dtype))
+    device = placed.device
+    on_device = bias.to(device) if has_bias else None
+    launch_linear(placed, elements.to(device), on_device, out, SMALL, scales.to(device))
+    exact = elements.double() * scales.double()[:, None]
+    expected = x.double() @ exact.T + (bias.double() if has_bias else 0)
+    absolute, relative = _TOLERANCES[dtype]
+    torch.testing.assert_close(out.cpu().double(), expected, atol=absolute, rtol=relative)
+    assert_surrounded(out)
+
+
+@pytest.mark.parametrize(("in_features", "out_features"), [(1100, 20), (70, 70)])
+def test_a_row_has_the_same_bits_in_any_batch_with_a_weight_of_8_bits(
+    in_features, out_features, dtype, kind, draw
+):
+    x, weight, bias = draw(100, in_features, out_features, dtype)
+    elements, scales = (weight * 10).to(kind), torch.rand(out_features, device=x.device)
+    whole = compute(x, elements, bias, scales=scales)
+    for rows in (slice(0, 1), slice(3, 19), slice(57, 100)):
+        assert torch.equal(compute(x[rows], elements, bias, scales=scales), whole[rows])
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_weight_that_8_bits_hold_has_the_bits_of_the_plain_product(rows, dtype, kind, device):
+    x, bias = torch.randint(-2, 3, (rows, 1100)), torch.randint(-2, 3, (20,))
+    weight, scales = torch.randint(-7, 8, (20, 1100)), 2.0 ** torch.randint(-3, 3, (20,))
+    plain = weight * scales[:, None]
+    x, bias, plain = (tensor.to(dtype).to(device) for tensor in (x, bias, plain))
+    elements = weight.to(kind).to(device)
+    actual = compute(x, elements, bias, scales=scales.to(device))
+    assert torch.equal(actual, compute(x, plain, bias))
 
 
 # A model's sizes; in the interpreter, which is slow, two pieces.

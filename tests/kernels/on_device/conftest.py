@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from octavo_kernels._launch import COMPILED_CAPABILITIES
+from octavo_kernels.quantization import EIGHT_BITS, types_of_weights
 
 # (absolute, relative) allowed between a kernel and its reference, both float32 inside. The absolute
 # one: sums differ in order, and gelu's reference loses digits where it adds 1 to a tanh near -1.
@@ -46,6 +47,14 @@ def capability(device) -> int:
         return COMPILED_CAPABILITIES[-1]
     major, minor = torch.cuda.get_device_capability(device)
     return major * 10 + minor
+
+
+@pytest.fixture(params=EIGHT_BITS, ids=str)
+def kind(request, capability) -> torch.dtype:
+    """Give the types of 8 bits that weights may have on the device."""
+    if request.param not in types_of_weights(capability):
+        pytest.skip(f"the language converts no {request.param} on {capability}")
+    return request.param
 
 
 @pytest.fixture
