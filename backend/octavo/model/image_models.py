@@ -14,7 +14,7 @@ from octavo.model.config_fields import HARMLESS_FIELDS, ConfigFields
 
 #: They say how images are read and where they stand in a prompt; none changes what text gives.
 _IMAGE_FIELDS = frozenset(
-    """boi_token_index eoi_token_index ignore_index image_seq_length image_token_id
+    """boi_token_index downsample_ratio eoi_token_index ignore_index image_seq_length image_token_id
     image_token_index mm_tokens_per_image multimodal_projector_bias projector_hidden_act
     spatial_merge_size vision_config vision_feature_layer vision_feature_select_strategy
     vocab_size""".split()
@@ -72,9 +72,23 @@ IMAGE_MODELS = {
     "gemma3": ImageModel("Gemma3ForConditionalGeneration", ("gemma3_text",)),
     "mistral3": ImageModel("Mistral3ForConditionalGeneration", ("mistral",)),
     "llava": ImageModel("LlavaForConditionalGeneration", ("llama", "mistral")),
+    "internvl": ImageModel("InternVLForConditionalGeneration", ("qwen2", "qwen3")),
 }
 #: What transformers takes for granted of a text model, as far as no family has a default for it.
+_QWEN2: dict[str, Any] = {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "max_window_layers": 28,
+}
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "qwen2": _QWEN2,
+    "qwen3": {**_QWEN2, "head_dim": 128},
     "gemma3_text": {
         "vocab_size": 262_208,
         "hidden_size": 2304,
