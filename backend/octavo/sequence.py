@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from dataclasses import KW_ONLY, dataclass, field
 
 from octavo.adapter import Adapter
 from octavo.beam_search import BeamSearch
@@ -15,6 +16,7 @@ from octavo.cache.block_hash import BlockKey
 from octavo.grammar.matcher import GrammarMatcher
 from octavo.request import FinishReason, Request, SequenceTiming
 from octavo.sampling.token_rules import TokenRules, make_token_rules
+from octavo.sampling_params import SamplingParams
 
 #: Stands in a block table for a block that no token sees any more.
 NO_BLOCK = -1
@@ -37,6 +39,7 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """Tokens of one answer and the KV blocks that hold them.
 
@@ -49,102 +52,74 @@ class Sequence:
     token that one has drawn as known, by a `PENDING_TOKEN` until the step has landed.
     """
 
-    __slots__ = (
-        "adapter",
-        "arrival_number",
-        "block_keys",
-        "block_table",
-        "clock",
-        "finish_reason",
-        "grammar",
-        "host_table",
-        "index",
-        "max_num_tokens",
-        "needs_names",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_logprobs",
-        "num_pending_tokens",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_published_blocks",
-        "num_seats",
-        "num_served_tokens",
-        "num_steps_under_way",
-        "num_unlanded_tokens",
-        "num_unscored_tokens",
-        "num_writable_slots",
-        "params",
-        "pending_row",
-        "request",
-        "rules",
-        "search",
-        "status",
-        "token_ids",
-    )
+    request: Request
+    rules: TokenRules | None = None
+    """What its parameters say of single tokens, if anything; its own, and updated by draws."""
+    adapter: Adapter | None = None
+    """What is added to the model for it, if anything."""
+    _: KW_ONLY
+    params: SamplingParams = field(init=False)
+    index: int = 0
+    """Which of the request's n answers this is."""
+    num_prompt_tokens: int = field(init=False)
+    token_ids: list[int] = field(init=False)
+    num_computed_tokens: int = 0
+    max_num_tokens: int = sys.maxsize
+    """Most tokens it may ever have; the scheduler sets it. The last one is never computed."""
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
 
-    def __init__(
-        self,
-        request: Request,
-        rules: TokenRules | None = None,
-        adapter: Adapter | None = None,
-    ) -> None:
-        self.request = request
-        self.params = request.params
-        self.adapter = adapter
-        """What is added to the model for it, if anything."""
-        self.index = 0
-        """Which of the request's n answers this is."""
-        self.num_prompt_tokens = len(request.prompt_token_ids)
+    block_table: list[int] = field(default_factory=list)
+    """Device blocks in order; `NO_BLOCK` where no token sees the block any more."""
+    host_table: list[int] = field(default_factory=list)
+    """Host blocks in order, while swapped or restoring."""
+    block_keys: list[BlockKey] = field(default_factory=list)
+    """Keys of its first full blocks, as far as the cache has needed them."""
+    num_published_blocks: int = 0
+    """First blocks of the table that the prefix cache has been offered."""
+    num_writable_slots: int = 0
+    """Slots of its table, from the first, that it can fill without asking the cache."""
+
+    num_steps_under_way: int = 0
+    """Steps that compute or draw tokens of it and have not landed."""
+    num_unlanded_tokens: int = 0
+    """Last computed tokens that steps under way compute, into the table it has now."""
+    num_unscored_tokens: int = field(init=False)
+    """Last tokens of the prompt that are to be scored and by no step launched yet have been."""
+    num_pending_tokens: int = 0
+    """Last known tokens whose ids are not known yet."""
+    pending_row: int = -1
+    """Row of the last launched step from which its last pending token is drawn."""
+    needs_names: bool = field(init=False)
+    """Whether its next token depends on the ids of those before by more than the model."""
+    grammar: GrammarMatcher | None = None
+    """Where it stands in the form that it must have, if any."""
+    num_logprobs: int | None = field(init=False)
+    """Most likely tokens that it wants told beside each that it draws; None: not even that."""
+    search: BeamSearch | None = None
+    """What it is a beam of, in the slot of its index."""
+
+    arrival_number: int = sys.maxsize
+    """Place in the order of arrival; behind all others until the scheduler gives it one."""
+    num_seats: int = field(init=False)
+    """Places it takes among `max_num_seqs`: those of its forks too, until they begin."""
+    num_served_tokens: int = 0
+    """Tokens of progress its tenant was charged for."""
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    clock: SequenceClock = field(init=False)
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.params = params = request.params
         self.token_ids = list(request.prompt_token_ids)
-        self.num_computed_tokens = 0
-        self.max_num_tokens = sys.maxsize
-        """Most tokens it may ever have; the scheduler sets it. The last one is never computed."""
-        self.status = SequenceStatus.WAITING
-        self.finish_reason: FinishReason | None = None
-
-        self.block_table: list[int] = []
-        """Device blocks in order; `NO_BLOCK` where no token sees the block any more."""
-        self.host_table: list[int] = []
-        """Host blocks in order, while swapped or restoring."""
-        self.block_keys: list[BlockKey] = []
-        """Keys of its first full blocks, as far as the cache has needed them."""
-        self.num_published_blocks = 0
-        """First blocks of the table that the prefix cache has been offered."""
-        self.num_writable_slots = 0
-        """Slots of its table, from the first, that it can fill without asking the cache."""
-
-        self.num_steps_under_way = 0
-        """Steps that compute or draw tokens of it and have not landed."""
-        self.num_unlanded_tokens = 0
-        """Last computed tokens that steps under way compute, into the table it has now."""
-        self.num_unscored_tokens = 0
-        """Last tokens of the prompt that are to be scored and by no step launched yet have been."""
-        if self.params.prompt_logprobs is not None:
-            self.num_unscored_tokens = self.num_prompt_tokens - 1
-        self.num_pending_tokens = 0
-        """Last known tokens whose ids are not known yet."""
-        self.pending_row = -1
-        """Row of the last launched step from which its last pending token is drawn."""
-        self.rules = rules or make_token_rules(request)
-        """What its parameters say of single tokens, if anything; its own, and updated by draws."""
+        self.num_prompt_tokens = len(self.token_ids)
+        is_scored = params.prompt_logprobs is not None
+        self.num_unscored_tokens = self.num_prompt_tokens - 1 if is_scored else 0
+        self.rules = self.rules or make_token_rules(request)
         self.needs_names = self.rules is not None and self.rules.reads_tokens
-        """Whether its next token depends on the ids of those before by more than the model."""
-        self.grammar: GrammarMatcher | None = None
-        """Where it stands in the form that it must have, if any."""
-        self.num_logprobs = request.params.logprobs
-        """Most likely tokens that it wants told beside each that it draws; None: not even that."""
-        self.search: BeamSearch | None = None
-        """What it is a beam of, in the slot of its index."""
-
-        self.arrival_number = sys.maxsize
-        """Place in the order of arrival; behind all others until the scheduler gives it one."""
-        self.num_seats = request.params.num_sequences
-        """Places it takes among `max_num_seqs`: those of its forks too, until they begin."""
-        self.num_served_tokens = 0
-        """Tokens of progress its tenant was charged for."""
-        self.num_cached_tokens = 0
-        self.num_preemptions = 0
+        self.num_logprobs = params.logprobs
+        self.num_seats = params.num_sequences
         self.clock = SequenceClock(request.arrival_s)
 
     @property
@@ -205,23 +180,27 @@ class Sequence:
 
     def fork(self, index: int) -> Sequence:
         """Return another answer that begins with the tokens known now, without blocks."""
-        fork = Sequence(self.request, self.rules and self.rules.fork(), self.adapter)
-        fork.index = index
+        fork = Sequence(
+            self.request,
+            self.rules and self.rules.fork(),
+            self.adapter,
+            index=index,
+            max_num_tokens=self.max_num_tokens,
+            block_keys=list(self.block_keys),
+            num_pending_tokens=self.num_pending_tokens,
+            search=self.search,
+            arrival_number=self.arrival_number,
+            num_served_tokens=self.num_served_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_preemptions=self.num_preemptions,
+        )
         if self.grammar is not None:
             fork.follow(self.grammar.fork())
         fork.token_ids = list(self.token_ids)
-        fork.block_keys = list(self.block_keys)
-        fork.num_pending_tokens = self.num_pending_tokens
-        fork.max_num_tokens = self.max_num_tokens
+        fork.num_unscored_tokens = 0
         fork.needs_names = self.needs_names
         fork.num_logprobs = self.num_logprobs
-        fork.search = self.search
-        fork.num_unscored_tokens = 0
-        fork.arrival_number = self.arrival_number
         fork.num_seats = 1
-        fork.num_served_tokens = self.num_served_tokens
-        fork.num_cached_tokens = self.num_cached_tokens
-        fork.num_preemptions = self.num_preemptions
         fork.clock = self.clock.copy()
         return fork
 
