@@ -17,13 +17,7 @@ from octavo import __version__
 from octavo.errors import OctavoError
 from octavo.model_check.command import check
 from octavo_client.cli import COMMANDS
-from octavo_client.cli_options import (
-    BadRequest,
-    Connection,
-    connection_options,
-    in_terms_of_options,
-)
-from octavo_client.errors import InvalidRequest
+from octavo_client.cli_options import Connection, connection_options, told_in_a_line
 from octavo_client.health_command import find_fault
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -131,11 +125,10 @@ def watch(connection: Connection, command: tuple[str, ...]) -> None:
     """
     from octavo.local.watch import watch as run
 
-    try:
+    with told_in_a_line():
         connection.arguments()  # what is wrong with them is said before the server starts
+    try:
         status = run(command, lambda: find_fault(connection))
-    except InvalidRequest as error:
-        raise BadRequest(in_terms_of_options(error)) from None
     except OctavoError as error:
         raise click.ClickException(str(error)) from None
     raise click.exceptions.Exit(status)

@@ -182,10 +182,16 @@ def in_terms_of_options(error: OctavoClientError) -> str:
 
 @contextmanager
 def connected(connection: Connection) -> Iterator[Client]:
-    """Open a client; end the command with a line and an exit code when anything fails."""
+    """Open a client; end the command as `told_in_a_line` does when anything fails."""
+    with told_in_a_line(), Client(**connection.arguments()) as client:
+        yield client
+
+
+@contextmanager
+def told_in_a_line() -> Iterator[None]:
+    """End the command with a line and an exit code when a client fails, or at Ctrl-C."""
     try:
-        with Client(**connection.arguments()) as client:
-            yield client
+        yield
     except InvalidRequest as error:
         raise BadRequest(in_terms_of_options(error)) from None
     except OctavoClientError as error:

@@ -24,12 +24,11 @@ from octavo_client.bench.trace import Run
 from octavo_client.bench.workload import draw_jobs
 from octavo_client.cli_options import (
     INTERRUPTED,
-    BadRequest,
     Connection,
     connection_options,
-    in_terms_of_options,
+    told_in_a_line,
 )
-from octavo_client.errors import InvalidRequest, OctavoClientError, Unavailable
+from octavo_client.errors import Unavailable
 from octavo_client.metrics_endpoint import fetch
 from octavo_client.metrics_page import Sample
 
@@ -51,17 +50,10 @@ def bench(
     options, 130 stopped by Ctrl-C.
     """
     settings = settings_from(options)
-    try:
+    with told_in_a_line():
         if plot_file:
             require_matplotlib()
         run, counted = asyncio.run(_drive(connection, settings))
-    except InvalidRequest as error:
-        raise BadRequest(in_terms_of_options(error)) from None
-    except OctavoClientError as error:
-        raise click.ClickException(str(error)) from None
-    except KeyboardInterrupt:
-        click.echo(err=True)
-        raise click.exceptions.Exit(INTERRUPTED) from None
     report = make_report(run)
     title = f"{settings.label or connection.model}: {settings.describe()}"
     is_json_on_stdout = json_file is not None and json_file.name == "<stdout>"

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from octavo_client.cli_options import INTERRUPTED, METRICS_URL, seconds
+from octavo_client.cli_options import METRICS_URL, seconds, told_in_a_line
 from octavo_client.errors import Unavailable
 from octavo_client.metrics_endpoint import fetch
 from octavo_client.printable import printable
@@ -42,15 +42,10 @@ from octavo_client.top.view import TopView
 def top(metrics_url: str, model: str | None, interval: float, window: float, once: bool) -> None:
     """Watch requests, KV blocks, speed and latencies of a server; q or Ctrl-C ends it."""
     watch = _Watch(metrics_url, model, History(interval, window))
-    try:
+    with told_in_a_line():
         watch.start()
         with opened(is_live=not once) as screen:
             watch.run(screen, interval, once)
-    except Unavailable as error:
-        raise click.ClickException(str(error)) from None
-    except KeyboardInterrupt:
-        click.echo(err=True)
-        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 class _Watch:

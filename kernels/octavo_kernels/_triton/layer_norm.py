@@ -8,7 +8,7 @@ import triton.language as tl
 
 from octavo_kernels._launch import Architecture, RowsConfig, rms_norm_configs
 from octavo_kernels._triton.ahead_of_time import KernelCase
-from octavo_kernels._triton.rms_norm import row_offsets
+from octavo_kernels._triton.rms_norm import launch_over_rows, row_offsets
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -49,25 +49,7 @@ def launch_layer_norm(
 ) -> None:
     """Normalise rows of up to three dimensions; tensors are x [..., hidden], weight, bias, out."""
     x, weight, bias, out = tensors
-    # As for an RMS norm: tokens without heads have one each.
-    while x.dim() < 3:
-        x, out = x.unsqueeze(-2), out.unsqueeze(-2)
-    outer, inner, hidden = x.shape
-    rows = outer * inner
-    layer_norm_kernel[(triton.cdiv(rows, config.block_rows),)](
-        x,
-        weight,
-        bias,
-        out,
-        rows,
-        inner,
-        hidden,
-        *(x.stride(0), x.stride(1), out.stride(0), out.stride(1)),
-        eps,
-        ROWS=config.block_rows,
-        SIZE=config.block_size,
-        num_warps=config.num_warps,
-    )
+    launch_over_rows(layer_norm_kernel, x, (weight, bias), eps, out, config)
 
 
 def kernel_cases(capability: Architecture, dtype: str) -> Iterator[KernelCase]:

@@ -1,6 +1,7 @@
 """Root-mean-square normalisation on a GPU; see octavo_kernels.rms_norm for the formula."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton
@@ -82,19 +83,30 @@ def launch_rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, config: RowsConfig
 ) -> None:
     """Normalise the rows of x [..., hidden] of up to three dimensions into out."""
+    launch_over_rows(rms_norm_kernel, x, (weight,), eps, out, config)
+
+
+def launch_over_rows(
+    kernel: Any,
+    x: torch.Tensor,
+    parameters: tuple[torch.Tensor, ...],
+    eps: float,
+    out: torch.Tensor,
+    config: RowsConfig,
+) -> None:
+    """Launch a kernel that normalises rows of x [..., hidden] of up to three dimensions into out.
+
+    It takes x, the parameters [hidden] and out, and then what `rms_norm_kernel` takes.
+    """
     # Tokens without heads have one each: were `inner` their number, the kernel would be compiled
     # anew, while requests wait, for the first number of another kind (1, a multiple of 16, others).
     while x.dim() < 3:
         x, out = x.unsqueeze(-2), out.unsqueeze(-2)
     outer, inner, hidden = x.shape
     rows = outer * inner
-    rms_norm_kernel[(triton.cdiv(rows, config.block_rows),)](
-        x,
-        weight,
-        out,
-        rows,
-        inner,
-        hidden,
+    kernel[(triton.cdiv(rows, config.block_rows),)](
+        *(x, *parameters, out),
+        *(rows, inner, hidden),
         *(x.stride(0), x.stride(1), out.stride(0), out.stride(1)),
         eps,
         ROWS=config.block_rows,
