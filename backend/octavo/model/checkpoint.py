@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from octavo.errors import ConfigError, shown
 from octavo.model.location import PICKLES
 from octavo.model.pickled_weights import PickledFile
+from octavo.model.tensor_check import check_shapes, some_names
 
 _SINGLE = "model.safetensors"
 _PICKLED_SINGLE = "pytorch_model.bin"
@@ -31,7 +32,6 @@ _FLOAT_DTYPES = {
 }
 #: Of what else a file may hold; of a dtype that is not here, a byte an element is counted.
 _OTHER_BYTES = {"I64": 8, "I32": 4, "I16": 2}
-_NAMES_SHOWN = 4
 
 
 class Checkpoint:
@@ -122,38 +122,6 @@ class Checkpoint:
         return tensor
 
 
-def check_shapes(
-    where: str,
-    expected: Mapping[str, tuple[int, ...]],
-    found: Mapping[str, tuple[int, ...]],
-    not_float: list[str],
-) -> None:
-    """Refuse tensors that are not exactly the expected ones.
-
-    Args:
-        where: they are.
-        expected: shape by name.
-        found: shape by name.
-        not_float: what messages call those whose dtype is not one of floats.
-
-    Raises:
-        ConfigError: names what is missing, unexpected or mis-shaped.
-    """
-    faults = {
-        "missing": [name for name in expected if name not in found],
-        "unexpected": [name for name in found if name not in expected],
-        "wrong shape": [
-            f"{name} {list(found[name])} instead of {list(shape)}"
-            for name, shape in expected.items()
-            if name in found and found[name] != shape
-        ],
-        "dtype not supported": not_float,
-    }
-    texts = [f"{fault}: {some_names(names)}" for fault, names in faults.items() if names]
-    if texts:
-        raise ConfigError(f"the tensors in {where} do not fit its config; {'; '.join(texts)}")
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 
@@ -221,9 +189,3 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{path} is damaged or not a safetensors file: {error}") from None
-
-
-def some_names(names: list[str]) -> str:
-    """Return names as a message lists them: the first ones, and how many more there are."""
-    rest = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

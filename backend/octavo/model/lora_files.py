@@ -17,9 +17,10 @@ from safetensors import SafetensorError, safe_open
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, shown
-from octavo.model.checkpoint import read_json, some_names
+from octavo.model.checkpoint import read_json
 from octavo.model.location import local_path
 from octavo.model.lora_config import LoraConfig
+from octavo.model.tensor_check import some_names
 
 MAX_NAME_LENGTH = 256
 

@@ -17,9 +17,8 @@ from pathlib import Path
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.local.demo_model import DEMO_NAME, demo_gguf
-from octavo.model.gguf_checkpoint import model_config
-from octavo.model.gguf_metadata import GgufFile
-from octavo.model.gguf_weights import tensor_shapes
+from octavo.model.gguf_checkpoint import read_gguf
+from octavo.model.gguf_metadata import part_paths
 from octavo.model.location import PICKLES, checkpoint_directory, hub_configs, is_hub_id, local_path
 
 _SAFETENSORS = ("*.safetensors",)
@@ -35,8 +34,6 @@ class Glimpse:
     """What the files of its weights take."""
     has_weights: bool
     """Whether the weights are in the directory too."""
-    shapes: Mapping[str, tuple[int, ...]] | None = None
-    """Of its tensors by their transformers names, where that is known without the weights."""
 
 
 @contextmanager
@@ -64,18 +61,10 @@ def glimpse(config: EngineConfig) -> Iterator[Glimpse]:
 
 
 def _glimpse_gguf(path: Path, directory: Path) -> Glimpse:
-    file = GgufFile(path)
-    try:
-        (directory / "config.json").write_text(json.dumps(model_config(file)), encoding="utf-8")
-        shapes = tensor_shapes(file)
-    except (ConfigError, OSError):
-        raise
-    except Exception as error:
-        # Anyone can have written the file, so values may be of any type and size.
-        raise ConfigError(
-            f"{path} holds what cannot be converted: {type(error).__name__}, {error}"
-        ) from error
-    return Glimpse(directory, path.stat().st_size, has_weights=False, shapes=shapes)
+    config = read_gguf(path).config
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    size = sum(part.stat().st_size for part in part_paths(path))
+    return Glimpse(directory, size, has_weights=False)
 
 
 def _file_bytes(config: EngineConfig, sizes: Mapping[str, int]) -> int:

@@ -11,7 +11,6 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
-from octavo.model.checkpoint import check_shapes
 from octavo.model.loader import (
     choose_dtype,
     choose_max_model_len,
@@ -21,7 +20,6 @@ from octavo.model.loader import (
 )
 from octavo.model.shard import ModelPart, Shard
 from octavo.model.spec import ModelSpec
-from octavo.model.tensor_names import expected_tensors
 from octavo.model.tiers import Tier
 from octavo.model.weight_sizes import part_bytes
 from octavo.model_check.glimpse import Glimpse
@@ -70,14 +68,12 @@ def native_needs(config: EngineConfig, seen: Glimpse) -> Needs:
 
 
 def _spec_and_dtype(config: EngineConfig, seen: Glimpse) -> tuple[ModelSpec, torch.dtype]:
-    """Return those of a model; the names and shapes of its tensors are checked if known."""
+    """Return those of a model; tensors that are there are checked too."""
     spec = read_spec(seen.directory, trust_remote_code=config.trust_remote_code)
     if seen.has_weights:
         tensors = open_tensors(config, seen.directory, spec, torch.device("cpu"))
         spec = spec_as_stored(spec, tensors)
         return spec, choose_dtype(config.dtype, spec, tensors)
-    if seen.shapes is not None:
-        check_shapes(config.model, expected_tensors(spec), seen.shapes, [])
     name = spec.dtype if config.dtype == "auto" else config.dtype
     if name is None:
         raise unnamed_dtype(config)
