@@ -93,7 +93,10 @@ class Exchange:
         return self
 
     def __exit__(self, *_: object) -> None:
+        stream = self._client._stream
         self._client.stop_stream(cancel_requests=True)
+        if stream is not None:  # the thread that sends would wait for a request for ever
+            stream._request_queue.put(None)
         self._client.close()
 
 

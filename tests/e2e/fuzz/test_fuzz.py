@@ -1,4 +1,4 @@
-"""Thousands of random requests by gRPC and HTTP: each ends once, with an answer or a reason.
+"""A thousand random requests by gRPC and HTTP: each ends once, with an answer or a reason.
 
 All go through one stream and a few connections of one server; meanwhile a stream runs whose tokens
 must stay those of a quiet server.
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.e2e
 StartServer = Callable[..., TritonServer]
 FindProcess = Callable[[TritonServer, str], psutil.Process]
 
-NUM_CASES, NUM_AT_A_TIME = 2000, 8
+NUM_CASES, NUM_AT_A_TIME = 1000, 8
 ANSWER_TIMEOUT_S = 60.0
 #: Bounds every answer, whatever `max_tokens` says.
 CONTEXT = 512
