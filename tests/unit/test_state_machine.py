@@ -302,6 +302,6 @@ def test_every_random_history_keeps_the_promises(policy, steps_ahead, num_stages
 
     Machine.policy, Machine.steps_ahead, Machine.num_stages = policy, steps_ahead, num_stages
     run_state_machine_as_test(Machine, settings=settings(max_examples=100, stateful_step_count=50))
-    assert Machine.num_steps >= 3_000
+    assert Machine.num_steps >= 2_000
     kinds = ("waiting", "swapped", "restored", "forks", "copies", "hit tokens")
-    assert all(Machine.happened[kind] > 10 for kind in kinds), Machine.happened
+    assert all(Machine.happened[kind] > 2 for kind in kinds), Machine.happened
