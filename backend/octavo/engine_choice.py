@@ -10,7 +10,7 @@ import logging
 from octavo.config import EngineConfig
 from octavo.engine import Engine
 from octavo.errors import NotPaged
-from octavo.model.location import checkpoint_directory
+from octavo.model.location import configured_checkpoint
 from octavo.model.tiers import Tier, choose_tier
 from octavo.static_engine.engine import StaticEngine
 
@@ -24,11 +24,7 @@ def load_chosen(config: EngineConfig) -> Engine:
         ConfigError: the checkpoint, the device or the memory cannot be served.
         EngineError: a rank in another process is gone before it is loaded.
     """
-    directory = checkpoint_directory(
-        config.model,
-        trust_remote_code=config.trust_remote_code,
-        allow_pickle=config.allow_pickle,
-    )
+    directory = configured_checkpoint(config)
     tier = choose_tier(directory, config)
     if tier.name != "static":
         try:

@@ -15,7 +15,7 @@ from octavo.config import EngineConfig
 from octavo.engine_choice import load_chosen
 from octavo.errors import InvalidRequest, QueueFull, RequestError
 from octavo.local.demo_model import resolve_model
-from octavo.model.location import checkpoint_directory
+from octavo.model.location import configured_checkpoint
 from octavo.request import FinishReason, Request, SequenceTiming, TokenLogprobs, TokenOutput
 from octavo.sampling_params import SamplingParams
 from octavo.scheduling_params import SchedulingParams
@@ -89,9 +89,7 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:
         config = EngineConfig.from_mapping({**options, "model": resolve_model(model)})
         trust = config.trust_remote_code
-        directory = checkpoint_directory(
-            config.model, trust_remote_code=trust, allow_pickle=config.allow_pickle
-        )
+        directory = configured_checkpoint(config)
         self.tokenizer = Tokenizer.load(config.tokenizer or str(directory), trust_remote_code=trust)
         self.engine = load_chosen(replace(config, model=str(directory)))
         self._ids = itertools.count()

@@ -233,7 +233,7 @@ class ManagerMachine(RuleBasedStateMachine):
         assert list(self.manager.device_pool.free_blocks()) == before
         assert prefix.num_tokens < sequence.num_tokens
         num_free = self.manager.num_free_blocks
-        num_needed = self.manager.num_blocks_to_admit(sequence, prefix, sequence.num_tokens)
+        num_needed = self.manager.num_blocks_to_admit(prefix, sequence.num_tokens)
         if num_needed > num_free:
             return
         if sequence.host_table:

@@ -45,7 +45,7 @@ def test_full_blocks_of_a_running_sequence_are_shared(manager, make_sequence):
     prefix = manager.find_cached(b)
     assert prefix.sources == (CachedBlock(0), CachedBlock(1))
     assert (prefix.num_tokens, prefix.num_free_used) == (8, 0)
-    assert manager.num_blocks_to_admit(b, prefix, 12) == 1
+    assert manager.num_blocks_to_admit(prefix, 12) == 1
     assert manager.admit(b, prefix) is None
     assert (b.block_table, b.num_computed_tokens, b.num_cached_tokens) == ([0, 1], 8, 8)
     assert (b.num_published_blocks, b.num_writable_slots) == (2, 8)
@@ -88,7 +88,7 @@ def test_a_hit_takes_free_blocks_out_of_the_order_of_eviction(manager, make_sequ
     b = make_sequence("b", 9)
     prefix = manager.find_cached(b)
     assert (prefix.num_tokens, prefix.num_free_used) == (8, 2)
-    assert manager.num_blocks_to_admit(b, prefix, 10) == 3
+    assert manager.num_blocks_to_admit(prefix, 10) == 3
     manager.admit(b, prefix)
     assert free_blocks(manager) == [3, 4, 5, 2]
 

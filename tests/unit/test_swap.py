@@ -59,7 +59,7 @@ def test_it_comes_back_in_one_transfer(manager, swapped, make_sequence):
     prefix = manager.find_cached(swapped)
     assert prefix.sources == tuple(CachedBlock(host=host) for host in (0, 1, 2))
     assert (prefix.num_tokens, prefix.num_free_used) == (10, 3)
-    assert manager.num_blocks_to_admit(swapped, prefix, 13) == 4
+    assert manager.num_blocks_to_admit(prefix, 13) == 4
     transfer_id = manager.admit(swapped, prefix)
     assert swapped.block_table == [2, 3, 1]
     assert manager.pop_copies() == BlockCopies(

@@ -88,8 +88,8 @@ class KVCacheManager:
         """Return what of the KV of a sequence without device blocks exists; changes no block."""
         return self.prefixes.find(sequence)
 
-    def num_blocks_to_admit(self, sequence: Sequence, prefix: CachedPrefix, num_tokens: int) -> int:
-        """Return how many free blocks it takes for `sequence` to hold `num_tokens` tokens."""
+    def num_blocks_to_admit(self, prefix: CachedPrefix, num_tokens: int) -> int:
+        """Return how many free blocks it takes to hold `num_tokens` tokens behind a prefix."""
         return prefix.num_free_used + self.num_blocks_for(num_tokens) - len(prefix.sources)
 
     def num_blocks_freed_by(self, sequences: Iterable[Sequence], prefix: CachedPrefix) -> int:

@@ -28,7 +28,7 @@ from octavo.model.families import read_token_ids, refuse_quantized, spec_from_co
 from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.joined_experts import checked_tensors
 from octavo.model.layers import PackedLinear
-from octavo.model.location import checkpoint_directory
+from octavo.model.location import configured_checkpoint
 from octavo.model.lora_reader import read_adapters
 from octavo.model.quantization import choose_quantization
 from octavo.model.shard import WHOLE, ModelPart, Shard
@@ -86,11 +86,7 @@ def load_model(
         ConfigError: the checkpoint or the device cannot be served, or the model cannot be divided
             so; the message says why.
     """
-    directory = checkpoint_directory(
-        config.model,
-        trust_remote_code=config.trust_remote_code,
-        allow_pickle=config.allow_pickle,
-    )
+    directory = configured_checkpoint(config)
     spec = read_spec(directory, trust_remote_code=config.trust_remote_code)
     max_model_len = choose_max_model_len(config, spec.max_position_embeddings)
     device = device or rank_devices(config)[0]

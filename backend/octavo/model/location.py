@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from octavo.config import EngineConfig
 from octavo.errors import ConfigError, first_line
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -46,6 +47,19 @@ def checkpoint_directory(
             "hub id like 'organisation/name'"
         )
     return _download(model, trust_remote_code, allow_pickle)
+
+
+def configured_checkpoint(config: EngineConfig) -> Path:
+    """Return the directory of the checkpoint that an engine is configured for.
+
+    Raises:
+        ConfigError: as `checkpoint_directory` does.
+    """
+    return checkpoint_directory(
+        config.model,
+        trust_remote_code=config.trust_remote_code,
+        allow_pickle=config.allow_pickle,
+    )
 
 
 def local_path(text: str) -> Path:

@@ -16,13 +16,14 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError, first_line, shown
 from octavo.model.checkpoint import Checkpoint
 from octavo.model.devices import rank_devices
+from octavo.model.hf_config import read_hf_config
 from octavo.model.loader import (
     choose_max_model_len,
     end_tokens,
     log_weights,
     read_model_config,
 )
-from octavo.model.location import checkpoint_directory
+from octavo.model.location import configured_checkpoint
 from octavo.model.packed_modules import weight_bytes
 from octavo.model.pretrained_weights import load_weights
 
@@ -58,15 +59,13 @@ def load_pretrained(config: EngineConfig) -> PretrainedModel:
             its weights are quantized or not exactly those of the class, or the device is not there.
     """
     trust = config.trust_remote_code
-    directory = checkpoint_directory(
-        config.model, trust_remote_code=trust, allow_pickle=config.allow_pickle
-    )
+    directory = configured_checkpoint(config)
     named = read_model_config(directory, trust_remote_code=trust).get("architectures") or []
     (device,) = rank_devices(config)
     if config.load_format != "dummy":
         # Opens every file of weights, and refuses what is damaged or may not be read.
         Checkpoint(directory, allow_pickle=config.allow_pickle)
-    hf_config = _read_config(directory, trust)
+    hf_config = read_hf_config(directory, trust_remote_code=trust)
     dtype = _dtype(config, hf_config)
     module = load_weights(_factory(hf_config), directory, hf_config, config, dtype=dtype)
     _check_class(module, named)
@@ -90,7 +89,7 @@ def make_without_weights(
     """
     trust = config.trust_remote_code
     named = read_model_config(directory, trust_remote_code=trust).get("architectures") or []
-    hf_config = _read_config(directory, trust)
+    hf_config = read_hf_config(directory, trust_remote_code=trust)
     try:
         with torch.device("meta"):
             module = _factory(hf_config).from_config(
@@ -123,17 +122,6 @@ def _pretrained(
         end_tokens(directory, getattr(text, "eos_token_id", None)),
         _max_model_len(config, text),
     )
-
-
-def _read_config(directory: Path, trust: bool) -> Any:
-    try:
-        return transformers.AutoConfig.from_pretrained(
-            directory, trust_remote_code=trust, local_files_only=True
-        )
-    except Exception as error:  # configs check themselves in many ways
-        raise ConfigError(
-            f"transformers cannot read {directory / 'config.json'}: {first_line(error)}"
-        ) from None
 
 
 def _dtype(config: EngineConfig, hf_config: Any) -> torch.dtype | str:

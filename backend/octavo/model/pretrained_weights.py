@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, first_line
 from octavo.model.checkpoint import Checkpoint
 from octavo.model.load_progress import transformers_logged
 
@@ -66,7 +66,7 @@ def load_weights(
         raise
     except Exception as error:  # whatever the code of hundreds of models raises
         raise ConfigError(
-            f"transformers cannot load {directory}: {type(error).__name__}: {error}"
+            f"transformers cannot load {directory}: {type(error).__name__}: {first_line(error)}"
         ) from None
     _check_tensors(directory, info)
     loaded: PreTrainedModel = model

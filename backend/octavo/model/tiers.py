@@ -16,7 +16,7 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError, NotPaged
 from octavo.model.interface import ServedModel
 from octavo.model.loader import load_model, read_model_config, read_spec
-from octavo.model.location import checkpoint_directory
+from octavo.model.location import configured_checkpoint
 
 if TYPE_CHECKING:
     from octavo.model.transformers_trace import TracedModel
@@ -85,11 +85,7 @@ def load_served_model(config: EngineConfig) -> ServedModel:
         NotPaged: it runs over paged KV in neither way, and no option asks for one of them.
         ConfigError: the checkpoint or the device cannot be served.
     """
-    directory = checkpoint_directory(
-        config.model,
-        trust_remote_code=config.trust_remote_code,
-        allow_pickle=config.allow_pickle,
-    )
+    directory = configured_checkpoint(config)
     tier = choose_tier(directory, config)
     if tier.name == "native":
         return load_model(config)

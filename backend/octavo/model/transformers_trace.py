@@ -16,14 +16,14 @@ import torch
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
-    AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from octavo.errors import ConfigError, NotPaged, first_line
+from octavo.errors import NotPaged, first_line
+from octavo.model.hf_config import read_hf_config
 from octavo.model.row_independence import CallRecorder
 
 _TRACED = "octavo_traced"
@@ -83,7 +83,8 @@ def trace_model(directory: Path, *, trust_remote_code: bool) -> TracedModel:
         NotPaged: it cannot run over paged KV; the message says why.
         ConfigError: transformers cannot read the config at all.
     """
-    config = _read_config(directory, trust_remote_code)
+    config = read_hf_config(directory, trust_remote_code=trust_remote_code)
+    _check_config(config)
     model = _make_without_weights(config, trust_remote_code)
     calls: list[_Call] = []
     for module in model.modules():
@@ -127,15 +128,8 @@ def _max_positions(config: PreTrainedConfig) -> int | None:
     return number if isinstance(number, int) and number > 0 else None
 
 
-def _read_config(directory: Path, trust_remote_code: bool) -> PreTrainedConfig:
-    try:
-        config = AutoConfig.from_pretrained(
-            directory, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-    except Exception as error:  # configs check themselves in many ways
-        raise ConfigError(
-            f"transformers cannot read {directory / 'config.json'}: {first_line(error)}"
-        ) from None
+def _check_config(config: PreTrainedConfig) -> None:
+    """Refuse what a config alone says is not paged."""
     if config.is_encoder_decoder:
         raise NotPaged("it has an encoder beside its decoder")
     for name, rope in _rope_parameters(config):
@@ -143,7 +137,6 @@ def _read_config(directory: Path, trust_remote_code: bool) -> PreTrainedConfig:
             raise NotPaged(
                 f"{name} is longrope, with which the longest sequence of a step changes the others"
             )
-    return config
 
 
 def _rope_parameters(config: PreTrainedConfig) -> list[tuple[str, object]]:

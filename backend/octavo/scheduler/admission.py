@@ -172,7 +172,7 @@ class Admission:
     def _num_blocks_needed(self, sequence: Sequence, prefix: CachedPrefix) -> int:
         """Return the free blocks for all it knows, its next token, and what each fork copies."""
         num_tokens = sequence.num_tokens + 1
-        num_blocks = self._cache.num_blocks_to_admit(sequence, prefix, num_tokens)
+        num_blocks = self._cache.num_blocks_to_admit(prefix, num_tokens)
         return num_blocks + sequence.num_seats - 1
 
     def _num_spare_blocks(self, seated: List[Sequence]) -> int:

@@ -19,7 +19,7 @@ from octavo.executor.parallel.part import Part
 from octavo.executor.parallel.rank_messages import Assignment, Found, Loaded, RankFailed, Ready
 from octavo.executor.parallel.rendezvous import count_ranks_here, join_rendezvous
 from octavo.model.devices import use_device
-from octavo.model.location import checkpoint_directory
+from octavo.model.location import configured_checkpoint
 from octavo.model.lora_files import adapter_directories
 from octavo.model.process_groups import ProcessGroups
 
@@ -57,11 +57,7 @@ def _serve(assignment: Assignment, host: str, connection: Connection, steps: Ste
     torch.set_num_threads(assignment.num_threads)
     device = torch.device(assignment.device)
     use_device(device)
-    directory = checkpoint_directory(
-        config.model,
-        trust_remote_code=config.trust_remote_code,
-        allow_pickle=config.allow_pickle,
-    )
+    directory = configured_checkpoint(config)
     connection.send(Found(fingerprint(directory, adapter_directories(config))))
     rendezvous = join_rendezvous(assignment, host)
     groups = ProcessGroups(assignment.shard, device, rendezvous)

@@ -35,7 +35,7 @@ from octavo.executor.warm_up import WarmUpSteps
 from octavo.host_resources import usable_cores
 from octavo.model.devices import rank_devices, use_device
 from octavo.model.loader import read_spec
-from octavo.model.location import checkpoint_directory
+from octavo.model.location import configured_checkpoint
 from octavo.model.lora_files import adapter_directories
 from octavo.model.process_groups import ProcessGroups, Rendezvous
 from octavo.model.shard import ModelPart, Shard
@@ -272,11 +272,7 @@ class RankZero:
 
 def _look_at(config: EngineConfig) -> tuple[Shard, str]:
     """Return rank zero's place and what its files look like, before others are started."""
-    directory = checkpoint_directory(
-        config.model,
-        trust_remote_code=config.trust_remote_code,
-        allow_pickle=config.allow_pickle,
-    )
+    directory = configured_checkpoint(config)
     choose_tier(directory, config)  # or it says what several ranks take
     spec = read_spec(directory, trust_remote_code=config.trust_remote_code)
     shard = Shard.of(0, config.tensor_parallel_size, config.pipeline_parallel_size)
