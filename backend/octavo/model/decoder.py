@@ -89,19 +89,7 @@ class Decoder:
         logits_rows: torch.Tensor,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute one step and write its keys and values into `kv_cache`.
-
-        Args:
-            token_ids: [num_tokens] int64.
-            positions: [num_tokens] int64, each below `max_len`.
-            kv_cache: mutated at `metadata.slot_mapping`.
-            metadata: describes the same num_tokens tokens.
-            logits_rows: [num_samples] int64, the rows whose logits are wanted; may be empty.
-            out: receives the result.
-
-        Returns:
-            logits [num_samples, vocab_size] float32, `out` if given.
-        """
+        """Run a step and project the given rows of it; see `CausalModel`."""
         states = self.run(token_ids, positions, kv_cache, metadata)
         return self.project(states, logits_rows, out)
 
@@ -113,15 +101,7 @@ class Decoder:
         metadata: AttentionMetadata,
         adapted: AdaptedRows | None = None,
     ) -> States:
-        """Do the same as `forward`, but for the logits: return what they are made of.
-
-        Args:
-            token_ids: as there.
-            positions: the same.
-            kv_cache: the same.
-            metadata: the same.
-            adapted: rows that adapters change; None for none.
-        """
+        """Compute a step of a model that is whole; see `CausalModel`."""
         return self.run_layers(self.embed(token_ids), positions, kv_cache, metadata, adapted)
 
     @torch.inference_mode()
@@ -157,15 +137,10 @@ class Decoder:
     def project(
         self, states: States, rows: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the logits of some rows of a step, [rows, vocab_size] float32, `out` if given.
+        """Return the logits of some rows of a step; see `CausalModel`.
 
         It is the last stage's to do. All ranks of its tensor group take part; those but the first
         get no rows.
-
-        Args:
-            states: of the step.
-            rows: [rows] int64; may be empty.
-            out: receives the result.
         """
         hidden, residual = states
         if out is None:

@@ -68,7 +68,7 @@ class CausalModel(Protocol[StatesT]):
 
         Args:
             token_ids: [num_tokens] int64.
-            positions: [num_tokens] int64.
+            positions: [num_tokens] int64, each below the positions that the model covers.
             kv_cache: mutated at `metadata.slot_mapping`.
             metadata: describes the same num_tokens tokens.
             adapted: rows that adapters change; None for none.
@@ -94,7 +94,7 @@ class CausalModel(Protocol[StatesT]):
         logits_rows: torch.Tensor,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run a step and project the given rows of it."""
+        """Run a step that no adapter changes, and project `logits_rows` of it; see both."""
 
 
 class ServedModel(Protocol):

@@ -82,7 +82,7 @@ class TransformersModel:
     def project(
         self, states: torch.Tensor, rows: torch.Tensor, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the logits of some rows, [rows, vocab_size] float32, `out` if given."""
+        """Return the logits of some rows of a step; see `CausalModel`."""
         if out is None:
             out = states.new_empty((len(rows), self.spec.vocab_size), dtype=torch.float32)
         if len(rows):
@@ -99,7 +99,7 @@ class TransformersModel:
         logits_rows: torch.Tensor,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run a step and project the given rows of it."""
+        """Run a step and project the given rows of it; see `CausalModel`."""
         states = self.run(token_ids, positions, kv_cache, metadata)
         return self.project(states, logits_rows, out)
 
