@@ -1,4 +1,4 @@
-"""Measure what bfloat16, and quantisation to 8-bit integers, cost the demo model in accuracy.
+"""Measure what bfloat16, and weights of 8 bits, cost the demo model in accuracy.
 
     python -m benchmarks.quantization_accuracy [--windows 16] [--window-tokens 512]
 
@@ -22,6 +22,7 @@ from benchmarks.script_options import COUNT
 from octavo import LLM
 from octavo.llm import Completion
 from octavo.local.demo_model import demo_checkpoint
+from octavo.model.quantization import quantization_refusal
 from octavo.sampling_params import SamplingParams
 from octavo.text.tokenizer import Tokenizer
 
@@ -32,6 +33,7 @@ FORMS: dict[str, dict[str, Any]] = {
     EXACT: {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "bfloat16, fp8": {"dtype": "bfloat16", "quantization": "fp8"},
 }
 PROMPT_TOKENS = 64
 HEADS = (
@@ -54,6 +56,12 @@ class Scores:
     def perplexity(self) -> float:
         """Return e to the mean of minus the log-probabilities."""
         return math.exp(-float(self.logprobs.mean()))
+
+
+def is_served(options: dict[str, Any], device: torch.device) -> bool:
+    """Say whether the device computes with weights of this form."""
+    option, dtype = options.get("quantization"), getattr(torch, options["dtype"])
+    return option is None or quantization_refusal(option, dtype, device) is None
 
 
 def windows_of_text(num_windows: int, num_tokens: int) -> list[list[int]]:
@@ -124,7 +132,12 @@ def row_of(name: str, scores: Scores, exact: Scores) -> list[str]:
 def main(windows: int, window_tokens: int, answer_tokens: int) -> None:
     """Print perplexities, and differences from float32."""
     texts = windows_of_text(windows, window_tokens)
-    scores = {name: score(texts, answer_tokens, options) for name, options in FORMS.items()}
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    scores = {
+        name: score(texts, answer_tokens, options)
+        for name, options in FORMS.items()
+        if is_served(options, device)
+    }
     num_tokens = len(scores[EXACT].logprobs)
     click.echo(f"{num_tokens:,} tokens in {windows} windows, answers of {answer_tokens} tokens\n")
     rows = [row_of(name, each, scores[EXACT]) for name, each in scores.items()]

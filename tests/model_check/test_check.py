@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from octavo.cache.kv_cache_manager import KVCacheManager
@@ -19,9 +20,14 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.executor.model_runner import ModelRunner
 from octavo.local.demo_model import demo_checkpoint
+from octavo.model import quantization
 from octavo.model.loader import load_model
+from octavo.model.quantization import QUANTIZED
 from octavo.model.shard import Shard
 from octavo.model_check.check import check_model
+from octavo.model_check.features import features_off
+from octavo.model_check.glimpse import glimpse
+from octavo.model_check.needs import native_needs
 from octavo.model_check.room import blocks_of_sequence
 from octavo.sequence import Sequence
 from octavo.static_engine.runner import StaticRunner
@@ -91,7 +97,31 @@ def test_the_traditional_mode_finds_what_shapes_tell(model_type, checkpoint: Che
     assert memory.weight_bytes == logged_weights(caplog)
     assert memory.num_blocks == runner.num_blocks
     off = {each.feature for each in report.off}
-    assert {"prefix cache", "several ranks", "LoRA", "int8"} <= off
+    assert {"prefix cache", "several ranks", "LoRA", "int8", "fp8"} <= off
+
+
+@pytest.mark.parametrize(
+    ("served", "expected"),
+    [((), {"int8", "fp8"}), (("int8",), {"fp8"}), (("int8", "fp8"), set())],
+)
+def test_weights_of_8_bits_are_off_where_a_gpu_has_no_kernels_for_them(
+    served, expected, monkeypatch
+) -> None:
+    types = tuple(QUANTIZED[name] for name in served)
+    monkeypatch.setattr(quantization, "quantized_types", lambda device: types)
+    off = features_off(config_of("x"), "native", torch.bfloat16, torch.device("cuda", 0))
+    assert {each.feature for each in off} & set(QUANTIZED) == expected
+
+
+def test_weights_of_fp8_take_the_bytes_of_int8_and_are_refused_on_a_cpu(
+    checkpoint: Checkpoint,
+) -> None:
+    configs = [config_of(checkpoint("mixtral"), quantization=name) for name in QUANTIZED]
+    with glimpse(configs[0]) as seen:
+        first, second = (native_needs(config, seen).weight_bytes for config in configs)
+    assert first == second
+    with pytest.raises(ConfigError, match=r"^option quantization is 'fp8', which takes a GPU of "):
+        check_model(configs[1])
 
 
 def test_figures_of_several_ranks_are_of_the_one_with_the_most(checkpoint: Checkpoint) -> None:

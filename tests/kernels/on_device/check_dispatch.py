@@ -1,24 +1,10 @@
 """The public functions launch the kernels, and agree with their references."""
 
-import importlib
-
 import pytest
 import torch
 
 import octavo_kernels
 from octavo_kernels import _choice
-
-
-@pytest.fixture
-def as_on_a_gpu(device, capability, monkeypatch):
-    """Let the interpreter's tensors, which lie on the CPU, take the path of a GPU's."""
-
-    def choose(module: str) -> None:
-        if device.type == "cpu":
-            chosen = importlib.import_module(f"octavo_kernels.{module}")
-            monkeypatch.setattr(chosen, "gpu_capability", lambda tensor: capability)
-
-    return choose
 
 
 def test_a_gpus_tensor_tells_its_capability(device, capability):

@@ -4,6 +4,7 @@ Their files are named check_*.py, so that a plain run of the tests does not coll
 test_gpu_kernels.py runs them in the interpreter, which a process has for good or not at all.
 """
 
+import importlib
 import math
 import os
 
@@ -47,6 +48,18 @@ def capability(device) -> int:
         return COMPILED_CAPABILITIES[-1]
     major, minor = torch.cuda.get_device_capability(device)
     return major * 10 + minor
+
+
+@pytest.fixture
+def as_on_a_gpu(device, capability, monkeypatch):
+    """Let the interpreter's tensors, which lie on the CPU, take the path of a GPU's."""
+
+    def choose(module: str) -> None:
+        if device.type == "cpu":
+            chosen = importlib.import_module(f"octavo_kernels.{module}")
+            monkeypatch.setattr(chosen, "gpu_capability", lambda tensor: capability)
+
+    return choose
 
 
 @pytest.fixture(params=EIGHT_BITS, ids=str)
