@@ -12,12 +12,13 @@ import json
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from benchmarks.doc_tables import markdown_table
 from benchmarks.tiny_image_models import IMAGES, save_image_model
 from benchmarks.tiny_models import (
     NATIVE,
@@ -115,9 +116,8 @@ def find_rows(folder: Path) -> Iterator[Row]:
 def table(rows: Iterable[Row]) -> str:
     """Return the page of the table."""
     names = [field.name for field in fields(Row)]
-    lines = ["| " + " | ".join(_TITLES[name] for name in names) + " |", "|---" * len(names) + "|"]
-    lines += ["| " + " | ".join(getattr(row, name) for name in names) + " |" for row in rows]
-    return _INTRODUCTION + "\n".join(lines) + "\n"
+    heads = [_TITLES[name] for name in names]
+    return _INTRODUCTION + markdown_table(heads, [astuple(row) for row in rows])
 
 
 def _row(directory: Path, tier: str) -> Row:

@@ -15,8 +15,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "model-table.md"
 
 
 def rows_of(page: str) -> list[list[str]]:
-    lines = [line for line in page.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+    _head, _rule, *lines = [line for line in page.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_every_native_family_is_tried():
