@@ -18,8 +18,8 @@ from octavo.config import EngineConfig
 from octavo.errors import ConfigError, first_line
 from octavo.model.checkpoint import Checkpoint
 from octavo.model.load_progress import transformers_logged
+from octavo.model.tensor_check import refuse_faults
 
-_NAMES_SHOWN = 4
 #: How many times what files hold a model may be, as some share tensors, and what is always allowed.
 _MOST_TIMES = 4
 _SMALL = 2**24
@@ -118,11 +118,4 @@ def _check_tensors(directory: Path, info: Mapping[str, Any]) -> None:
         ],
         "damaged": sorted(info["error_msgs"]),
     }
-    texts = [f"{fault}: {_some(names)}" for fault, names in faults.items() if names]
-    if texts:
-        raise ConfigError(f"the tensors in {directory} do not fit its config; {'; '.join(texts)}")
-
-
-def _some(names: list[str]) -> str:
-    rest = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    refuse_faults(str(directory), faults)

@@ -39,6 +39,11 @@ def check_shapes(
         ],
         "dtype not supported": not_float,
     }
+    refuse_faults(where, faults)
+
+
+def refuse_faults(where: str, faults: Mapping[str, list[str]]) -> None:
+    """Raise ConfigError if tensors have faults; it lists what is found by the name of each."""
     texts = [f"{fault}: {some_names(names)}" for fault, names in faults.items() if names]
     if texts:
         raise ConfigError(f"the tensors in {where} do not fit its config; {'; '.join(texts)}")

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from octavo.adapter import Adapter
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError, NotPaged
+from octavo.errors import ConfigError, NotPaged, first_line
 from octavo.model.checkpoint import Checkpoint
 from octavo.model.devices import rank_devices
 from octavo.model.layers import PackedLinear
@@ -69,15 +69,8 @@ def load_transformers_model(
     (device,) = rank_devices(config)
     dtype = choose_dtype(config, directory, traced)
     stored_as = choose_quantization(config.quantization, dtype, device)
-    model = load_weights(
-        AutoModelForCausalLM,
-        directory,
-        traced.config,
-        config,
-        dtype=dtype,
-        attn_implementation="eager",
-        experts_implementation="eager",
-    )
+    how = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = load_weights(AutoModelForCausalLM, directory, traced.config, config, dtype=dtype, **how)
     model = model.eval().to(device)
     vocab_size = model.get_output_embeddings().weight.shape[0]
     log_weights(weight_bytes(model, of_8_bits=stored_as is not None), dtype)
@@ -86,16 +79,10 @@ def load_transformers_model(
     pack_modules(model, make_linear)
     leave_files(model)
     make_rows_independent(model, _not_packed(model, traced.row_dependent))
-    attention = make_attention_backend(
-        KVCacheShape(
-            num_layers=len(traced.windows),
-            num_kv_heads=traced.num_kv_heads,
-            head_dim=traced.head_dim,
-            block_size=config.block_size,
-            dtype=dtype,
-        ),
-        device,
+    shape = KVCacheShape(
+        *(len(traced.windows), traced.num_kv_heads, traced.head_dim, config.block_size, dtype)
     )
+    attention = make_attention_backend(shape, device)
     eos_token_ids = end_tokens(directory, traced.config.get_text_config().eos_token_id)
     spec = TransformersInfo(traced.architecture, vocab_size, eos_token_ids, traced.windows)
     decoder = TransformersModel(model, traced.layers, spec, attention)
@@ -112,7 +99,9 @@ def _compare(check: PagedCheck, decoder: TransformersModel, tolerance: float) ->
         depends = difference is None and check.depends_on_rows(decoder)
     except Exception as error:  # whatever the code of hundreds of models raises
         logger.debug("%s fails over paged KV", name, exc_info=error)
-        raise NotPaged(f"{name} fails over paged KV ({type(error).__name__}: {error})") from None
+        raise NotPaged(
+            f"{name} fails over paged KV ({type(error).__name__}: {first_line(error)})"
+        ) from None
     if difference is not None:
         raise NotPaged(f"{name} cannot be paged: {difference}")
     if depends:

@@ -86,6 +86,25 @@ def trace_model(directory: Path, *, trust_remote_code: bool) -> TracedModel:
     config = read_hf_config(directory, trust_remote_code=trust_remote_code)
     _check_config(config)
     model = _make_without_weights(config, trust_remote_code)
+    recorder, calls = _run(model)
+    _check_calls(type(model).__name__, calls, config.get_text_config().num_hidden_layers)
+    max_len = _max_positions(config)
+    if max_len is None:
+        raise NotPaged("its config does not say how many positions it has")
+    return TracedModel(
+        config=config,
+        architecture=type(model).__name__,
+        max_position_embeddings=max_len,
+        windows=tuple(call.window for call in calls),
+        num_kv_heads=calls[0].num_kv_heads,
+        head_dim=calls[0].head_dim,
+        layers=recorder.called_first[0],
+        row_dependent=frozenset(recorder.row_dependent),
+    )
+
+
+def _run(model: PreTrainedModel) -> tuple[CallRecorder, list[_Call]]:
+    """Run a model over a few tokens; return what it calls, calls of attention by their layers."""
     calls: list[_Call] = []
     for module in model.modules():
         setattr(module, _CALLS, calls)
@@ -105,21 +124,7 @@ def trace_model(directory: Path, *, trust_remote_code: bool) -> TracedModel:
             f"{type(model).__name__} does not run without weights and masks "
             f"({type(error).__name__}: {first_line(error)})"
         ) from None
-    calls.sort(key=lambda call: call.layer)
-    _check_calls(type(model).__name__, calls, config.get_text_config().num_hidden_layers)
-    max_len = _max_positions(config)
-    if max_len is None:
-        raise NotPaged("its config does not say how many positions it has")
-    return TracedModel(
-        config=config,
-        architecture=type(model).__name__,
-        max_position_embeddings=max_len,
-        windows=tuple(call.window for call in calls),
-        num_kv_heads=calls[0].num_kv_heads,
-        head_dim=calls[0].head_dim,
-        layers=recorder.called_first[0],
-        row_dependent=frozenset(recorder.row_dependent),
-    )
+    return recorder, sorted(calls, key=lambda call: call.layer)
 
 
 def _max_positions(config: PreTrainedConfig) -> int | None:
