@@ -1,13 +1,16 @@
 """A LoRA adapter as requests and steps know it: by a name, a number and a version.
 
-Knows nothing of its weights, or of where they lie.
+Few of a model's adapters may be in memory at once: each of those has one of so many slots. Knows
+nothing of their weights, or of where they lie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from octavo.errors import OctavoError
 from octavo.request_keys import refused
 
 _NAMES_SHOWN = 10
@@ -17,10 +20,24 @@ _NAMES_SHOWN = 10
 class Adapter:
     """One of a model's adapters."""
 
-    slot: int
-    """Its number among them, from 0."""
+    number: int
+    """Its place among them, from 0."""
     version: bytes
     """Digest of its files, so that KV of one version is never taken for that of another."""
+
+
+class AdapterLoad(NamedTuple):
+    """An adapter that is to be read into a slot, which no sequence uses until it has come."""
+
+    number: int
+    slot: int
+
+
+class AdapterArrival(NamedTuple):
+    """What has become of a load: `error` says why the adapter is not in its slot, if it is not."""
+
+    number: int
+    error: OctavoError | None = None
 
 
 def find_adapter(name: str | None, adapters: Mapping[str, Adapter]) -> Adapter | None:

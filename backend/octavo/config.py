@@ -99,7 +99,7 @@ class EngineConfig:
     multi_lora: str | None = None
     """JSON file of directories by adapter; by default `multi_lora.json` beside `engine.json`."""
     max_loras: int | None = None
-    """Adapters that may be in that file; all are held in memory at once. Absent: no limit."""
+    """Adapters in memory at once; others are read when a request wants them. Absent: all."""
     max_lora_rank: int = 16
     """Largest rank of an adapter."""
     default_max_tokens: int = 512

@@ -24,6 +24,7 @@ from octavo.executor.model_runner import ModelRunner
 from octavo.executor.parallel.rank_zero import RankZero
 from octavo.executor.prompt_scores import PromptScores
 from octavo.executor.runner import Runner
+from octavo.executor.stages import num_due
 from octavo.grammar.compiler import GrammarCompiler
 from octavo.grammar.vocabulary import load_vocabulary
 from octavo.grammar_gate import GrammarGate
@@ -42,9 +43,9 @@ from octavo.scheduler.whole_batches import BatchRule
 from octavo.sequence import Sequence
 from octavo.step_counter import StepCounter
 
-#: A step that has nothing to do but to wait for a grammar waits at most this long, so that aborts
-#: and deadlines are heeded meanwhile.
-GRAMMAR_WAIT_S = 0.02
+#: A step that has nothing to do but to wait for a grammar or an adapter waits at most this long, so
+#: that aborts and deadlines are heeded meanwhile.
+LOOK_AGAIN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,7 @@ class Engine:
             raise EngineDead("an earlier step failed while it copied blocks; load the model again")
         started_s = self._clock()
         outputs = self._let_in()
+        outputs += self._meet_adapters()
         self.scheduler.resume(self._runner.arrived(), self._clock())
         scheduled = self.scheduler.schedule(self._clock())
         self._started.append(self._start(scheduled))
@@ -188,8 +190,15 @@ class Engine:
 
     def _let_in(self) -> list[TokenOutput]:
         """Queue requests whose grammars are compiled; wait for one if there is nothing else."""
-        timeout_s = 0.0 if self.scheduler.has_unfinished else GRAMMAR_WAIT_S
+        timeout_s = 0.0 if self.scheduler.has_unfinished else LOOK_AGAIN_S
         return self._gate.let_in(self.scheduler.add, self._clock(), timeout_s)
+
+    def _meet_adapters(self) -> list[TokenOutput]:
+        """Let in who waits for adapters that have come; wait for one if there is nothing else."""
+        adapters = self.scheduler.adapters
+        is_idle = adapters.is_waited_for and not (self._started or self._under_way or self._gate)
+        arrivals = self._runner.arrived_adapters(LOOK_AGAIN_S if is_idle else 0.0)
+        return adapters.arrive(arrivals, self._clock())
 
     def _start(self, scheduled: SchedulerOutput) -> _Start:
         self._copies = scheduled.copies
@@ -250,20 +259,6 @@ class Engine:
         self.scheduler.check_integrity()
 
 
-def num_due(compute: list[bool], num_stages: int) -> int:
-    """Return how many of the started steps must be finished before the next one is planned.
-
-    Args:
-        compute: for each, the oldest first, whether anybody is scheduled in it.
-        num_stages: steps that can compute at once.
-    """
-    computing = [place for place, computes in enumerate(compute) if computes]
-    num_full = max(0, len(computing) + 1 - num_stages)
-    # Where nobody could be scheduled, the oldest step tells who can.
-    later = computing[num_full if compute[-1] else 1 :]
-    return later[0] if later else len(compute)
-
-
 def _make_gate(config: EngineConfig, runner: Runner) -> GrammarGate:
     tokenizer, eos_token_ids = config.tokenizer or config.model, tuple(runner.eos_token_ids)
     compiler = GrammarCompiler(lambda: load_vocabulary(tokenizer, eos_token_ids))
@@ -280,6 +275,7 @@ def _make_scheduler(
         max_num_queued_requests=config.max_num_queued_requests,
         max_num_queued_tokens=config.max_num_queued_tokens,
         num_stages=runner.num_stages,
+        num_adapter_slots=runner.num_adapter_slots,
         batch_rule=batch_rule,
     )
     cache = KVCacheManager(

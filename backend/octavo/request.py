@@ -159,6 +159,14 @@ class StepStats:
     """Requests refused because `max_num_queued_requests` waited already."""
     num_tokens_refused_total: int = 0
     """Requests refused because `max_num_queued_tokens` tokens waited already."""
+    num_resident_adapters: int = 0
+    """Adapters in memory."""
+    num_adapter_loads_total: int = 0
+    """Adapters that were read because a request wanted them, since the start."""
+    num_failed_adapter_loads_total: int = 0
+    """Those that could not be."""
+    adapter_wait_s_total: float = 0.0
+    """Seconds that requests waited for their adapters, of all together."""
 
 
 @dataclass(frozen=True, slots=True)

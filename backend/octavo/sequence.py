@@ -58,6 +58,8 @@ class Sequence:
     adapter: Adapter | None = None
     """What is added to the model for it, if anything."""
     _: KW_ONLY
+    lora_slot: int = -1
+    """Where that is in memory, from its admission on."""
     params: SamplingParams = field(init=False)
     index: int = 0
     """Which of the request's n answers this is."""
@@ -184,6 +186,7 @@ class Sequence:
             self.request,
             self.rules and self.rules.fork(),
             self.adapter,
+            lora_slot=self.lora_slot,
             index=index,
             max_num_tokens=self.max_num_tokens,
             block_keys=list(self.block_keys),

@@ -54,5 +54,9 @@ class StepCounter:
             num_prefix_hit_tokens_total=cache.num_hit_tokens,
             num_requests_refused_total=num_refused,
             num_tokens_refused_total=scheduler.admission.num_tokens_refused,
+            num_resident_adapters=scheduler.adapters.num_resident,
+            num_adapter_loads_total=scheduler.adapters.num_loads,
+            num_failed_adapter_loads_total=scheduler.adapters.num_failed_loads,
+            adapter_wait_s_total=scheduler.adapters.held_s,
         )
         return self._last

@@ -21,6 +21,7 @@ from octavo.model.families import spec_from_config
 from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.layers import PackedLinear
 from octavo.model.loader import LoadedModel
+from octavo.model.lora_reader import AdapterMemory
 from octavo.model.shard import WHOLE, ModelPart
 from octavo.model.weight_reader import WeightReader
 from octavo_kernels import KVCacheShape, make_attention_backend
@@ -93,7 +94,8 @@ def random_model(size: ModelSize, dtype: torch.dtype, device: torch.device) -> M
         reader = WeightReader(tensors, part, dtype, device, make_linear, GroupedLinear)
         weights = reader.read(max_len)
         decoder = Decoder(spec, weights, attention)
-        return LoadedModel(spec, decoder, attention, dtype, device, Path("random"), max_len, {})
+        made = (spec, decoder, attention, dtype, device)
+        return LoadedModel(*made, Path("random"), max_len, AdapterMemory())
 
     return load
 

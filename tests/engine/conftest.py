@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from octavo.adapter import AdapterArrival
 from octavo.config import EngineConfig
 from octavo.engine import Engine
 from octavo.executor.model_runner import ModelRunner
@@ -70,7 +71,7 @@ class CountingRunner:
         self.eos_token_ids = runner.eos_token_ids
         self.max_model_len = runner.max_model_len
         self.window = runner.window
-        self.adapters = runner.adapters
+        self.adapters, self.num_adapter_slots = runner.adapters, runner.num_adapter_slots
         self.num_stages, self.steps_ahead = runner.num_stages, steps_ahead
         self.computes_on_host = runner.computes_on_host
         # Measured costs would make preemptions depend on the machine: swap more than 32 tokens.
@@ -112,6 +113,9 @@ class CountingRunner:
 
     def arrived(self) -> tuple[int, ...]:
         return self._runner.arrived()
+
+    def arrived_adapters(self, timeout_s: float) -> tuple[AdapterArrival, ...]:
+        return self._runner.arrived_adapters(timeout_s)
 
 
 class EngineDriver:

@@ -38,7 +38,7 @@ class SteppedRunner:
     num_blocks = 64
     num_host_blocks = 8
     window = None
-    adapters = MappingProxyType({})
+    adapters, num_adapter_slots = MappingProxyType({}), 0
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
     num_stages = 1
     steps_ahead = 0
@@ -61,6 +61,9 @@ class SteppedRunner:
 
     def wait(self):
         """Wait for no other process."""
+
+    def arrived_adapters(self, timeout_s):
+        return ()
 
     def arrived(self):
         return self._under_way.pop(0)

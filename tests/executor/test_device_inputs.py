@@ -74,7 +74,7 @@ def test_inputs_arrive_as_they_are(staged, sizes):
 
 
 def test_adapted_rows_arrive_too_and_move_nothing_else(staged_inputs):
-    staged = staged_inputs(replace(SIZES, num_adapters=3))
+    staged = staged_inputs(replace(SIZES, num_adapter_slots=3))
     plain = staged.put(make_inputs(40, 5, 5), None)
     adapted = AdaptedRows(torch.arange(40).flip(0), torch.tensor([0, 7, 7, 40]))
     placed = staged.put(replace(make_inputs(40, 5, 5), adapted=adapted), None)

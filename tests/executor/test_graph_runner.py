@@ -7,7 +7,6 @@ import logging
 import pytest
 import torch
 
-from octavo.adapter import Adapter
 from octavo.config import EngineConfig
 from octavo.engine import Engine
 from octavo.errors import ConfigError
@@ -106,7 +105,7 @@ def test_only_steps_of_decoding_sequences_alone_are_replayed(graph_runner, fake_
 
 def test_a_step_with_an_adapter_is_not_replayed(graph_runner, fake_recorder):
     step, before = make_step((3, 1, 1), (4, 1, 1)), fake_recorder.num_replays
-    step.scheduled[1].sequence.adapter = Adapter(0, b"version")
+    step.scheduled[1].sequence.lora_slot = 0
     assert graph_runner.execute(step, None).shape == (2, 97)
     assert fake_recorder.num_replays == before
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.adapter import Adapter
 from octavo.executor.device_inputs import StepSizes
 from octavo.executor.warm_up import WarmUpSteps, sample_every_way
 
@@ -47,12 +46,10 @@ def test_sequences_decode_with_short_and_long_contexts_alone_and_together():
 
 
 def test_the_largest_step_is_also_run_with_adapters_if_there_are_any():
-    adapters = (Adapter(0, b"a"), Adapter(1, b"b"))
-    sizes = StepSizes(5, 40, 1000, 8)
-    (step,) = WarmUpSteps(sizes, adapters).adapted()
+    (step,) = WarmUpSteps(StepSizes(5, 40, 1000, 8, num_adapter_slots=2)).adapted()
     assert shares(step) == [(0, 8)] * 5
-    assert [each.sequence.adapter.slot for each in step.scheduled] == [0, 1, 0, 1, 0]
-    assert list(WarmUpSteps(sizes).adapted()) == []
+    assert [each.sequence.lora_slot for each in step.scheduled] == [0, 1, 0, 1, 0]
+    assert list(WarmUpSteps(StepSizes(5, 40, 1000, 8)).adapted()) == []
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,10 @@ STATS = StepStats(
     num_prefix_hit_tokens_total=600,
     num_requests_refused_total=8,
     num_tokens_refused_total=9,
+    num_resident_adapters=4,
+    num_adapter_loads_total=11,
+    num_failed_adapter_loads_total=2,
+    adapter_wait_s_total=1.5,
 )
 
 
@@ -82,6 +86,7 @@ def test_every_figure_of_the_engine_is_written_under_its_name(
         "octavo_cpu_kv_blocks_total": 30,
         "octavo_cpu_kv_blocks_used": 20,
         "octavo_cpu_kv_blocks_cached": 6,
+        "octavo_lora_adapters_resident": 4,
         "nv_trt_llm_request_metrics waiting": 2,
         "nv_trt_llm_request_metrics context": 1,
         "nv_trt_llm_request_metrics scheduled": 1,
@@ -95,6 +100,9 @@ def test_every_figure_of_the_engine_is_written_under_its_name(
         "octavo_engine_steps_total": 7,
         "octavo_prefix_cache_queries_total": 700,
         "octavo_prefix_cache_hits_total": 600,
+        "octavo_lora_adapter_loads_total loaded": 11,
+        "octavo_lora_adapter_loads_total failed": 2,
+        "octavo_lora_wait_seconds_total": 1.5,
         "octavo_preemptions_total swap": 4,
         "octavo_preemptions_total recompute": 1,
         "octavo_admission_rejections_total max_num_queued_requests": 8,

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.adapter import Adapter
 from octavo.errors import PromptTooLong
 from octavo.executor.batch import BatchBuilder, BatchInputs
 from octavo.request import FinishReason
 from octavo.scheduler.output import ScheduledSequence, SchedulerOutput
 from octavo.sequence import NO_BLOCK
 
-ADAPTERS = (Adapter(0, b"a"), Adapter(1, b"b"), Adapter(5, b"c"))
+#: Slots of adapters, and of none.
+SLOTS = (0, 1, 5, -1)
 
 
 @dataclass
@@ -47,8 +47,8 @@ def build_slowly(output: SchedulerOutput, block_size: int) -> Flat:
             else:
                 flat.pending.append([len(flat.token_ids), sequence.pending_row])
                 flat.token_ids.append(0)
-            if sequence.adapter is not None:
-                rows = flat.adapted.setdefault(sequence.adapter.slot, [])
+            if sequence.lora_slot >= 0:
+                rows = flat.adapted.setdefault(sequence.lora_slot, [])
                 rows.append(len(flat.positions))
             flat.positions.append(position)
             block = sequence.block_table[position // block_size]
@@ -103,7 +103,7 @@ def make_builder(driver) -> BatchBuilder:
         limits.max_num_batched_tokens,
         limits.max_model_len,
         driver.cache.block_size,
-        num_adapters=6,
+        num_adapter_slots=6,
     )
 
 
@@ -136,7 +136,7 @@ def test_random_runs_build_what_a_plain_loop_builds(make_scheduler, data):
                 added = driver.add(
                     str(number), prompt, n=n, max_tokens=data.draw(st.integers(1, 12))
                 )
-                added.adapter = data.draw(st.sampled_from([None, *ADAPTERS]))
+                added.lora_slot = data.draw(st.sampled_from(SLOTS))
         elif action == "x" and live:
             name = data.draw(st.sampled_from(live)).request_id
             driver.scheduler.finish(name, FinishReason.ABORT)
@@ -248,8 +248,8 @@ def test_a_sequence_may_fill_the_whole_context(make_scheduler, max_model_len):
 
 def test_rows_of_adapters_lie_behind_each_other_by_slot(make_scheduler):
     driver = make_scheduler()
-    for name, adapter in (("a", ADAPTERS[1]), ("b", None), ("c", ADAPTERS[0]), ("d", ADAPTERS[1])):
-        driver.add(name, 2).adapter = adapter
+    for name, slot in {"a": 1, "b": -1, "c": 0, "d": 1}.items():
+        driver.add(name, 2).lora_slot = slot
     adapted = make_builder(driver).build(driver.plan()).adapted
     assert adapted.rows.tolist() == [4, 5, 0, 1, 6, 7]
     assert adapted.starts.tolist() == [0, 2, 6, 6, 6, 6, 6]

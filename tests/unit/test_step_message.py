@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.adapter import Adapter
+from octavo.adapter import AdapterLoad
 from octavo.cache.block_copies import BlockCopies, SwapIn
 from octavo.errors import PromptTooLong
 from octavo.executor.batch import BatchBuilder, BatchInputs
@@ -17,7 +18,7 @@ from octavo.executor.parallel.step_message import StepMirror, StepTeller
 from octavo.request import FinishReason
 from octavo.scheduler.output import ScheduledSequence, SchedulerOutput, ScoredPrompt
 
-ADAPTERS = (Adapter(0, b"a"), Adapter(1, b"b"))
+NUM_SLOTS = 2
 
 
 class Ranks:
@@ -27,9 +28,9 @@ class Ranks:
         limits, block_size = driver.scheduler.limits, driver.cache.block_size
         sizes = (limits.max_num_seqs, limits.max_num_batched_tokens, limits.max_model_len)
         self.block_size = block_size
-        self.own = BatchBuilder(*sizes, block_size, len(ADAPTERS))
+        self.own = BatchBuilder(*sizes, block_size, NUM_SLOTS)
         self.others = [
-            (StepMirror(), BatchBuilder(*sizes, block_size, len(ADAPTERS))) for _ in range(2)
+            (StepMirror(), BatchBuilder(*sizes, block_size, NUM_SLOTS)) for _ in range(2)
         ]
         self.teller = StepTeller(block_size, max_known)
 
@@ -37,7 +38,7 @@ class Ranks:
         message = self.teller.tell(output)
         for mirror, builder in self.others:
             heard = mirror.hear(message).scheduled
-            assert heard.copies == output.copies
+            assert (heard.copies, heard.loads) == (output.copies, output.loads)
             assert [each.num_scheduled_tokens for each in heard.scheduled] == [
                 each.num_scheduled_tokens for each in output.scheduled
             ]
@@ -90,21 +91,22 @@ def test_random_runs_look_alike_on_every_rank(make_scheduler, data):
             with suppress(PromptTooLong):  # with n of 2
                 prompt = data.draw(st.integers(1, room - 1))
                 added = driver.add(str(number), prompt, n=n, max_tokens=max_tokens)
-                added.adapter = data.draw(st.sampled_from([None, *ADAPTERS]))
+                added.lora_slot = data.draw(st.integers(-1, NUM_SLOTS - 1))
         elif action == "x" and live:
             name = data.draw(st.sampled_from(live)).request_id
             driver.scheduler.finish(name, FinishReason.ABORT)
         elif action == "p" and driver.running:
             driver.scheduler.preempt(driver.scheduler.running[-1], driver.now_s)
         elif live:
-            step_checked(driver, ranks)
+            numbers = data.draw(st.lists(st.integers(0, 9), max_size=2))
+            step_checked(driver, ranks, tuple(AdapterLoad(n, n % NUM_SLOTS) for n in numbers))
     while driver.scheduler.has_unfinished:
         step_checked(driver, ranks)
 
 
-def step_checked(driver, ranks: Ranks) -> None:
+def step_checked(driver, ranks: Ranks, loads: tuple[AdapterLoad, ...] = ()) -> None:
     output = driver.plan()
-    ranks.check(output)
+    ranks.check(replace(output, loads=loads))
     if not driver.run(output):
         driver.arrive()
 
@@ -117,7 +119,7 @@ def test_a_decode_step_is_told_in_nine_numbers_a_sequence(make_scheduler):
         output = driver.plan()
         message = teller.tell(output)
         driver.run(output)
-    first_handle, num_parts = 15, 6
+    first_handle, num_parts = 15, 7
     assert array("i", message).tolist()[num_parts:] == [first_handle, -1, 101, 1, 1, 1, 0, 0, 9]
 
 

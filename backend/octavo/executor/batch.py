@@ -53,10 +53,10 @@ class BatchBuilder:
         max_num_tokens: int,
         max_model_len: int,
         block_size: int,
-        num_adapters: int = 0,
+        num_adapter_slots: int = 0,
     ) -> None:
         self._block_size = block_size
-        self._num_adapters = num_adapters
+        self._num_adapter_slots = num_adapter_slots
         self._token_ids = np.zeros(max_num_tokens, np.int64)
         self._positions = np.zeros(max_num_tokens, np.int64)
         self._slots = np.zeros(max_num_tokens, np.int64)
@@ -122,13 +122,12 @@ class BatchBuilder:
     def _adapted_rows(
         self, sequences: tuple[Sequence, ...], counts: npt.NDArray[np.int64]
     ) -> AdaptedRows | None:
-        adapters = [sequence.adapter for sequence in sequences]
-        if not any(adapters):
+        slots = [sequence.lora_slot for sequence in sequences]
+        if max(slots) < 0:
             return None
-        slots = [-1 if adapter is None else adapter.slot for adapter in adapters]
         slot_of_row = np.repeat(np.array(slots), counts)
         order = np.argsort(slot_of_row, kind="stable")
-        starts = np.searchsorted(slot_of_row[order], np.arange(self._num_adapters + 1))
+        starts = np.searchsorted(slot_of_row[order], np.arange(self._num_adapter_slots + 1))
         return AdaptedRows(
             torch.from_numpy(order[starts[0] :]), torch.from_numpy(starts - starts[0])
         )

@@ -35,7 +35,8 @@ class StepSizes:
     max_model_len: int
     """Tokens of one sequence."""
     block_size: int
-    num_adapters: int = 0
+    num_adapter_slots: int = 0
+    """Adapters in memory at once."""
 
     @property
     def max_blocks(self) -> int:
@@ -198,7 +199,7 @@ def _most_bytes(sizes: StepSizes) -> int:
         num_seqs * 2 * int64,
         num_seqs * sizes.max_blocks * int32,
         num_tokens * int64,
-        (sizes.num_adapters + 1) * int64,
+        (sizes.num_adapter_slots + 1) * int64,
     )
     return sum(map(_aligned, fields))
 

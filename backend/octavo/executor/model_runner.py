@@ -15,9 +15,11 @@ from typing import Any
 
 import torch
 
+from octavo.adapter import AdapterArrival
 from octavo.cache.block_copies import BlockCopies
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
+from octavo.executor.adapter_loads import AdapterLoads, ArrivedAdapters
 from octavo.executor.batch import BatchBuilder, BatchInputs
 from octavo.executor.block_transfers import BlockTransfers, make_block_transfers
 from octavo.executor.copy_rate import measure_costs
@@ -79,14 +81,16 @@ class ModelRunner:
         self.vocab_size = model.spec.vocab_size
         self.eos_token_ids = model.spec.eos_token_ids
         self.max_model_len = model.max_model_len
-        self.adapters = model.adapters
+        self.adapters, self.num_adapter_slots = model.adapters.named, model.adapters.num_slots
+        self._arrived_adapters = ArrivedAdapters()
+        self._loads = AdapterLoads(model.adapters.read, self._arrived_adapters.put)
         self.window = widest_window(model.spec.windows)
         sizes = StepSizes(
             config.max_num_seqs,
             config.max_num_batched_tokens,
             model.max_model_len,
             config.block_size,
-            len(model.adapters),
+            model.adapters.num_slots,
         )
         self._scores: PromptScores | None = None
         # Kept between steps: to get as much memory from the system anew takes part of a step.
@@ -95,7 +99,7 @@ class ModelRunner:
         self._tools = make_tools(model.device, model.decoder, sizes)
         self.num_stages, self.steps_ahead = 1, self._tools.steps_ahead
         self.computes_on_host = model.device.type == "cpu"
-        warm_up = WarmUpSteps(sizes, tuple(model.adapters.values()))
+        warm_up = WarmUpSteps(sizes)
         needed_bytes, prefill_tokens_per_s = self._warm_up(warm_up)
         needed_bytes += self._estimate_graph_bytes(config.max_num_seqs)
         memory = host_memory()
@@ -112,7 +116,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None = None) -> torch.Tensor:
-        """Make the step's block copies, then run one forward pass.
+        """Make the step's block copies and begin its adapters' loads, then run one forward pass.
 
         On a GPU this returns before the step is done, and waits for no step before it. With nothing
         scheduled, wait until a swap-in that is under way has arrived.
@@ -127,6 +131,7 @@ class ModelRunner:
             Mutates the KV cache at the slots of the scheduled tokens and the targets of copies.
         """
         self._transfers.start(output.copies)
+        self._loads.start(output.loads)
         if not output.scheduled:
             self._transfers.wait()
             return torch.empty((0, self.vocab_size), device=self._device)
@@ -150,6 +155,10 @@ class ModelRunner:
     def arrived(self) -> tuple[int, ...]:
         """Return the transfer ids of swap-ins that are done, each once."""
         return self._transfers.arrived()
+
+    def arrived_adapters(self, timeout_s: float) -> tuple[AdapterArrival, ...]:
+        """Return what has become of adapters that were to be read; see Runner."""
+        return self._arrived_adapters.pop(timeout_s)
 
     def check_processes(self) -> None:
         """Do nothing: no other process takes part."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from octavo.adapter import Adapter
+from octavo.adapter import Adapter, AdapterArrival
 from octavo.executor.prompt_scores import PromptScores
 from octavo.scheduler.output import SchedulerOutput
 from octavo.scheduler.preemption import PreemptionCosts
@@ -29,6 +29,8 @@ class Runner(Protocol):
     """Positions that the model sees at most, if no layer sees more."""
     adapters: Mapping[str, Adapter]
     """By the names that requests give them."""
+    num_adapter_slots: int
+    """How many of them are in memory at once; at first the first ones."""
     costs: PreemptionCosts
     num_stages: int
     """Steps that compute at once: 1, or the stages of a pipeline. A sequence is in several of them
@@ -43,6 +45,8 @@ class Runner(Protocol):
 
     def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
         """Start a step: make its block copies, then run the model; may return before it is done.
+
+        Adapters that are to be read are read meanwhile.
 
         What becomes of its sequences afterwards does not matter. With nothing scheduled it waits
         until some blocks have come back from the host.
@@ -73,6 +77,12 @@ class Runner(Protocol):
 
     def arrived(self) -> tuple[int, ...]:
         """Return the ids of swap-ins that are done, each once."""
+
+    def arrived_adapters(self, timeout_s: float) -> tuple[AdapterArrival, ...]:
+        """Return what has become of adapters that were to be read, each once.
+
+        Waits for one up to `timeout_s` if there is none yet.
+        """
 
     def check_processes(self) -> None:
         """Raise EngineError if a process that takes part is gone."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from octavo.adapter import Adapter
 from octavo.executor.device_inputs import StepSizes
 from octavo.executor.prompt_scores import PIECE_ROWS
 from octavo.request import Request
@@ -58,12 +57,10 @@ class WarmUpSteps:
 
     Args:
         sizes: the most that a step holds.
-        adapters: those of the model.
     """
 
-    def __init__(self, sizes: StepSizes, adapters: tuple[Adapter, ...] = ()) -> None:
+    def __init__(self, sizes: StepSizes) -> None:
         self._sizes = sizes
-        self._adapters = adapters
         self.max_prefill = min(sizes.max_num_tokens, sizes.max_model_len)
         """Most tokens of one sequence that a step computes."""
         self.min_prefill = min(self.max_prefill, sizes.block_size)
@@ -121,10 +118,11 @@ class WarmUpSteps:
 
     def adapted(self) -> Iterator[SchedulerOutput]:
         """Yield, if there are adapters, the largest step with one for each sequence in turn."""
-        if self._adapters:
+        num_slots = self._sizes.num_adapter_slots
+        if num_slots:
             largest = self.largest()
             for index, (sequence, *_) in enumerate(largest.scheduled):
-                sequence.adapter = self._adapters[index % len(self._adapters)]
+                sequence.lora_slot = index % num_slots
             yield largest
 
     def _step(

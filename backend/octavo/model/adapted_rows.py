@@ -19,4 +19,4 @@ class AdaptedRows:
     rows: torch.Tensor
     """[num_rows] int64, each row at most once; at least one."""
     starts: torch.Tensor
-    """[num_adapters + 1] int64: those of an adapter are rows[starts[slot] : starts[slot + 1]]."""
+    """[num_slots + 1] int64: those of an adapter are rows[starts[slot] : starts[slot + 1]]."""

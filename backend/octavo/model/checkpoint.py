@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -122,14 +123,19 @@ class Checkpoint:
         return tensor
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *, refuses_twins: bool = False) -> dict[str, Any]:
     """Return the JSON object in a file.
+
+    Args:
+        path: of the file.
+        refuses_twins: whether no object in it may have a name twice; else the last one counts.
 
     Raises:
         ConfigError: the file is missing, unreadable, or holds something else.
     """
+    make_object = _without_twins if refuses_twins else dict
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=make_object)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
@@ -140,6 +146,13 @@ def read_json(path: Path) -> dict[str, Any]:
 def _item_bytes(kind: str) -> int:
     dtype = _FLOAT_DTYPES.get(kind)
     return _OTHER_BYTES.get(kind, 1) if dtype is None else dtype.itemsize
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = Counter(name for name, _ in pairs)
+    if twins := [name for name, count in names.items() if count > 1]:
+        raise ValueError(f"{shown(twins[0])} is there more than once")
+    return dict(pairs)
 
 
 def _single_name(directory: Path, allow_pickle: bool) -> str:

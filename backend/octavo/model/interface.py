@@ -5,14 +5,13 @@ The native decoder and the adapter of transformers' models both satisfy it. Know
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
 
-from octavo.adapter import Adapter
 from octavo.model.adapted_rows import AdaptedRows
+from octavo.model.lora_reader import AdapterMemory
 from octavo_kernels import AttentionBackend, AttentionMetadata, KVCache
 
 StatesT = TypeVar("StatesT")
@@ -129,5 +128,5 @@ class ServedModel(Protocol):
         """Positions it covers, in tokens."""
 
     @property
-    def adapters(self) -> Mapping[str, Adapter]:
-        """By name."""
+    def adapters(self) -> AdapterMemory:
+        """What may be added to it, and what of that is in memory."""

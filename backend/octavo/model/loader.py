@@ -7,7 +7,6 @@ blocks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 
-from octavo.adapter import Adapter
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.model.checkpoint import Checkpoint, read_json
@@ -29,7 +27,7 @@ from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.joined_experts import checked_tensors
 from octavo.model.layers import PackedLinear
 from octavo.model.location import configured_checkpoint
-from octavo.model.lora_reader import read_adapters
+from octavo.model.lora_reader import AdapterMemory, read_adapters
 from octavo.model.quantization import choose_quantization
 from octavo.model.shard import WHOLE, ModelPart, Shard
 from octavo.model.spec import ModelSpec
@@ -64,8 +62,7 @@ class LoadedModel:
     """The checkpoint; its tokenizer is there too."""
     max_model_len: int
     """Positions the decoder covers, in tokens."""
-    adapters: Mapping[str, Adapter]
-    """By name."""
+    adapters: AdapterMemory
 
 
 def load_model(
@@ -108,10 +105,10 @@ def load_model(
         dtype=dtype,
     )
     attention = make_attention_backend(shape, device)
-    loaded = read_adapters(config, part, weights.layers, device)
-    decoder = Decoder(part.spec, weights, attention, collectives, loaded.low_ranks)
+    adapters = read_adapters(config, part, weights.layers, device)
+    decoder = Decoder(part.spec, weights, attention, collectives, adapters.low_ranks)
     return LoadedModel(
-        *(spec, decoder, attention, dtype, device, directory, max_model_len, loaded.adapters)
+        *(spec, decoder, attention, dtype, device, directory, max_model_len, adapters)
     )
 
 

@@ -1,4 +1,4 @@
-"""Adapters as they lie on disk: the list of a server's, and the PEFT files of each.
+"""An adapter as it lies on disk: the files that PEFT saved.
 
 Knows which names and shapes a model's linear layers have, and nothing of how they are computed.
 """
@@ -6,28 +6,22 @@ Knows which names and shapes a model's linear layers have, and nothing of how th
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize
 
-from octavo.config import EngineConfig
-from octavo.errors import ConfigError, shown
-from octavo.model.checkpoint import read_json
-from octavo.model.location import local_path
+from octavo.errors import ConfigError
 from octavo.model.lora_config import LoraConfig
 from octavo.model.tensor_check import some_names
-
-MAX_NAME_LENGTH = 256
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _ENDINGS = (".lora_A.weight", ".lora_B.weight")
-_DTYPES = ("BF16", "F16", "F32")
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _DIGEST_BYTES = 32
 
 
@@ -41,56 +35,8 @@ class LowRankPair:
     """[out, rank] float32, with the adapter's factor."""
 
 
-def adapter_directories(config: EngineConfig) -> dict[str, Path]:
-    """Return the directory of each adapter of an engine by its name, in the order of their slots.
-
-    Raises:
-        ConfigError: the options contradict each other, or the list cannot be used.
-    """
-    if not config.enable_lora:
-        return {}
-    if config.multi_lora is None:
-        raise ConfigError("option enable_lora is true but multi_lora does not name a file")
-    directories = read_adapter_list(Path(config.multi_lora))
-    if config.max_loras is not None and len(directories) > config.max_loras:
-        raise ConfigError(
-            f"{config.multi_lora} names {len(directories):,} adapters but option max_loras is "
-            f"{config.max_loras:,}; all of them are in memory at once"
-        )
-    return directories
-
-
-def read_adapter_list(path: Path) -> dict[str, Path]:
-    """Return the directory of each adapter by its name, as a `multi_lora.json` lists them.
-
-    A relative path begins where the file is.
-
-    Raises:
-        ConfigError: the file cannot be read, a name is too long, or a directory is not there.
-    """
-    directories: dict[str, Path] = {}
-    for name, value in read_json(path).items():
-        if not 1 <= len(name) <= MAX_NAME_LENGTH or not _is_text(name):
-            raise ConfigError(
-                f"{path} names {shown(name)}, but names have 1 to {MAX_NAME_LENGTH} characters "
-                "of UTF-8"
-            )
-        if not isinstance(value, str) or not value or "\0" in value:
-            raise ConfigError(f"{path} has {shown(value)} for {shown(name)} but must have a path")
-        directory = path.parent / local_path(value)
-        if not os.path.isdir(directory):
-            raise ConfigError(f"{path} has adapter {shown(name)} in {directory}, no directory")
-        directories[name] = directory
-    return directories
-
-
-def _is_text(name: str) -> bool:
-    """Tell whether a string of JSON, which may hold half a pair, can be sent and logged."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
 class LoraFiles:
-    """One adapter's directory: checked as a whole, read module by module.
+    """One adapter's directory, read once and checked as a whole; its weights module by module.
 
     Args:
         directory: holds `adapter_config.json` and `adapter_model.safetensors`.
@@ -105,9 +51,10 @@ class LoraFiles:
         self, directory: Path, shapes: Mapping[str, tuple[int, int]], max_rank: int
     ) -> None:
         self._path = directory / _WEIGHTS
+        data = _read(self._path)
         self._config = LoraConfig.read(directory / _CONFIG)
-        self._file = _open(self._path)
-        self.version = _digest(directory / _CONFIG, self._path)
+        self._tensors = _tensors_of(self._path, data)
+        self.version = _digest(_read(directory / _CONFIG), data)
         """Digest of all that it is made of."""
         self.modules = self._check_names(shapes)
         """The linear layers that it changes."""
@@ -119,20 +66,29 @@ class LoraFiles:
         return self._config.rank_of(module) if module in self.modules else 0
 
     def pair(self, module: str) -> LowRankPair:
-        """Read what is added to one of `modules`.
+        """Return what is added to one of `modules`.
 
         Raises:
-            ConfigError: the file cannot be read.
+            ConfigError: it has NaN or infinity.
         """
-        try:
-            down, up = (self._file.get_tensor(f"{_PREFIX}{module}{end}") for end in _ENDINGS)
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(f"{self._path} cannot be read: {error}") from None
-        return LowRankPair(down.float(), up.float() * self._config.scaling_of(module))
+        down, up = (self._float(f"{_PREFIX}{module}{end}") for end in _ENDINGS)
+        scaled = up * self._config.scaling_of(module)
+        for end, tensor in zip(_ENDINGS, (down, scaled), strict=True):
+            if not torch.isfinite(tensor).all():
+                raise ConfigError(
+                    f"{self._path} has NaN or infinity in {module}{end}, of numbers in float32 "
+                    "with the adapter's factor; all must be finite"
+                )
+        return LowRankPair(down, scaled)
+
+    def _float(self, name: str) -> torch.Tensor:
+        tensor = self._tensors[name]
+        flat = torch.frombuffer(tensor["data"], dtype=_DTYPES[tensor["dtype"]])
+        return flat.view(tensor["shape"]).float()
 
     def _check_names(self, shapes: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
         """Return the modules that the tensors belong to, in the model's order."""
-        names = set(self._file.keys())
+        names = set(self._tensors)
         modules = {
             name.removeprefix(_PREFIX).removesuffix(end)
             for name in names
@@ -166,31 +122,39 @@ class LoraFiles:
             )
         expected = ([rank, shape[1]], [shape[0], rank])
         for end, allowed in zip(_ENDINGS, expected, strict=True):
-            part = self._file.get_slice(f"{_PREFIX}{module}{end}")
-            if part.get_shape() != allowed:
+            part = self._tensors[f"{_PREFIX}{module}{end}"]
+            if part["shape"] != allowed:
                 raise ConfigError(
-                    f"{self._path} has {module}{end} of shape {part.get_shape()} but it must be "
+                    f"{self._path} has {module}{end} of shape {part['shape']} but it must be "
                     f"{allowed}, for the adapter's rank there is {rank}"
                 )
-            if part.get_dtype() not in _DTYPES:
+            if part["dtype"] not in _DTYPES:
                 raise ConfigError(
-                    f"{self._path} has {module}{end} of {part.get_dtype()} but must have one of "
+                    f"{self._path} has {module}{end} of {part['dtype']} but must have one of "
                     f"{', '.join(_DTYPES)}"
                 )
 
 
-def _open(path: Path) -> Any:
+def _read(path: Path) -> bytes:
+    """Return all of a file, which may change or vanish later."""
     if not path.exists() and path.with_suffix(".bin").exists():
         raise ConfigError(f"{path.with_suffix('.bin')} is pickled; convert it to {_WEIGHTS}")
     try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path} is missing, damaged or no safetensors file: {error}") from None
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
-def _digest(*paths: Path) -> bytes:
+def _tensors_of(path: Path, data: bytes) -> dict[str, dict[str, Any]]:
+    """Return dtype, shape and data of each tensor by name."""
+    try:
+        return dict(deserialize(data))  # type: ignore[no-untyped-call]
+    except SafetensorError as error:
+        raise ConfigError(f"{path} is damaged or no safetensors file: {error}") from None
+
+
+def _digest(*files: bytes) -> bytes:
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for path in paths:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "blake2b").digest())
+    for data in files:
+        digest.update(hashlib.blake2b(data).digest())
     return digest.digest()

@@ -1,40 +1,33 @@
 """From the files of adapters to what they add to a part's linear layers.
 
-All adapters are held at once, side by side, so that any of them may be in any step: none is ever
-waited for. Knows nothing of requests.
+Adapters lie side by side in slots, so that any of those in memory may be in any step. Knows nothing
+of requests, or of who gets a slot.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from heapq import nlargest
+from types import MappingProxyType
 
 import torch
 
-from octavo.adapter import Adapter
+from octavo.adapter import Adapter, AdapterLoad
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, EngineError
 from octavo.host_resources import host_memory
 from octavo.model import tensor_names as names
 from octavo.model.blocks import GatedMlp
 from octavo.model.layer_weights import LayerWeights
 from octavo.model.layers import PackedLinear
 from octavo.model.lora import LowRank, LowRanks
-from octavo.model.lora_files import LoraFiles, adapter_directories
+from octavo.model.lora_files import LoraFiles
+from octavo.model.lora_list import ListedAdapter, Shapes, survey_adapters
 from octavo.model.shard import ModelPart
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedAdapters:
-    """The adapters of a model; none by default."""
-
-    adapters: Mapping[str, Adapter] = field(default_factory=dict)
-    """By name."""
-    low_ranks: LowRanks = field(default_factory=dict)
-    """What they add to the part's layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +43,57 @@ class _Joined:
         """Their names, each once."""
         return tuple(dict.fromkeys(name for name, _ in self.rows))
 
-    def rank_of(self, files: LoraFiles) -> int:
+    def rank_of(self, adapter: ListedAdapter) -> int:
         """Return the rank of what an adapter adds to all of them; 0 for nothing."""
-        return sum(map(files.rank_of, self.modules))
+        return sum(adapter.ranks.get(module, 0) for module in self.modules)
+
+
+class AdapterMemory:
+    """The adapters of a model, and the slots of those that are in memory; of none by default.
+
+    Args:
+        listed: all adapters.
+        num_slots: how many are in memory at once.
+        layers: linear layers that some adapter changes, with what those in memory add to them.
+        shapes: (out, in) of each linear layer of the model that can be adapted, by name.
+    """
+
+    def __init__(
+        self,
+        listed: Sequence[ListedAdapter] = (),
+        num_slots: int = 0,
+        layers: Sequence[tuple[_Joined, LowRank]] = (),
+        shapes: Shapes = MappingProxyType({}),
+    ) -> None:
+        self.named: Mapping[str, Adapter] = {
+            each.name: Adapter(number, each.version) for number, each in enumerate(listed)
+        }
+        self.num_slots = num_slots
+        self.low_ranks: LowRanks = {joined.linear: low_rank for joined, low_rank in layers}
+        """What the adapters in memory add to the part's layers, a group for each slot."""
+        self._listed = listed
+        self._layers = layers
+        self._shapes = shapes
+
+    def read(self, load: AdapterLoad) -> None:
+        """Read an adapter into a slot, mutating that alone; steps may use other slots meanwhile.
+
+        Raises:
+            EngineError: its files are gone, or not what they were when it was listed.
+        """
+        listed = self._listed[load.number]
+        try:
+            files = LoraFiles(listed.directory, self._shapes, max(listed.ranks.values()))
+        except ConfigError as error:
+            logger.warning("adapter %r cannot be read any more: %s", listed.name, error)
+            files = None
+        if files is None or files.version != listed.version:
+            raise EngineError(
+                f"the files of adapter {listed.name!r} are gone or have changed since the model "
+                "was loaded; load the model again"
+            )
+        for joined, low_rank in self._layers:
+            _fill(joined, files, low_rank, load.slot)
 
 
 def read_adapters(
@@ -60,8 +101,8 @@ def read_adapters(
     part: ModelPart,
     layers: Sequence[LayerWeights],
     device: torch.device,
-) -> LoadedAdapters:
-    """Read the adapters that an engine is configured for.
+) -> AdapterMemory:
+    """Check the adapters that an engine is configured for, and read as many as have a slot.
 
     Args:
         config: the options.
@@ -70,42 +111,33 @@ def read_adapters(
         device: theirs.
 
     Raises:
-        ConfigError: an adapter does not fit the model, or all do not fit the memory.
+        ConfigError: an adapter does not fit the model, or the slots do not fit the memory.
+        EngineError: an adapter has changed meanwhile.
     """
     if not config.enable_lora:
-        return LoadedAdapters()
-    all_files = _open_all(config, part)
+        return AdapterMemory()
+    shapes = adaptable_layers(part)
+    listed = survey_adapters(config, shapes)
+    num_slots = min(len(listed), config.max_loras or len(listed))
     joined = [each for index, layer in enumerate(layers) for each in _joined(part, index, layer)]
-    ranks = [
-        max((each.rank_of(files) for files in all_files.values()), default=0) for each in joined
-    ]
-    bytes_each = _bytes_of_each(joined, ranks)
-    check_fits(len(all_files), bytes_each, _free_bytes(device))
-    logger.info("%d adapters, %.1f MiB each", len(all_files), bytes_each / 2**20)
-    low_ranks = {
-        each.linear: _read(each, rank, list(all_files.values()), device)
+    ranks = [max(map(each.rank_of, listed), default=0) for each in joined]
+    num_bytes = _most_bytes(joined, listed, num_slots, device)
+    check_fits(num_slots, num_bytes, _free_bytes(device))
+    logger.info(
+        "%d of %d adapters in memory, %.1f MiB at most", num_slots, len(listed), num_bytes / 2**20
+    )
+    slots = [
+        (each, LowRank(each.linear, num_slots, rank, device))
         for each, rank in zip(joined, ranks, strict=True)
         if rank
-    }
-    adapters = {
-        name: Adapter(slot, files.version) for slot, (name, files) in enumerate(all_files.items())
-    }
-    return LoadedAdapters(adapters, low_ranks)
+    ]
+    memory = AdapterMemory(listed, num_slots, slots, shapes)
+    for number in range(num_slots):
+        memory.read(AdapterLoad(number, slot=number))
+    return memory
 
 
-def _open_all(config: EngineConfig, part: ModelPart) -> dict[str, LoraFiles]:
-    """Return the files of each adapter, checked, by name."""
-    shapes = _adaptable(part)
-    all_files = {}
-    for name, directory in adapter_directories(config).items():
-        try:
-            all_files[name] = LoraFiles(directory, shapes, config.max_lora_rank)
-        except ConfigError as error:
-            raise ConfigError(f"adapter {name!r}: {error}") from None
-    return all_files
-
-
-def _adaptable(part: ModelPart) -> dict[str, tuple[int, int]]:
+def adaptable_layers(part: ModelPart) -> dict[str, tuple[int, int]]:
     """Return (out, in) of the whole model's linear layers that an adapter may change, by name."""
     shapes = names.expected_tensors(part.whole)
     found = {}
@@ -132,10 +164,19 @@ def _joined(part: ModelPart, index: int, layer: LayerWeights) -> Iterator[_Joine
         yield _Joined(mlp.down, [(f"{prefix}{names.DOWN}", every)], inner)
 
 
-def _bytes_of_each(joined: Sequence[_Joined], ranks: Sequence[int]) -> int:
+def _most_bytes(
+    joined: Sequence[_Joined],
+    listed: Sequence[ListedAdapter],
+    num_slots: int,
+    device: torch.device,
+) -> int:
+    """Return what so many adapters take at most: on a CPU each has memory of its own size."""
     sizes = [each.linear.in_features + each.linear.out_features for each in joined]
-    numbers = sum(rank * size for rank, size in zip(ranks, sizes, strict=True))
-    return numbers * torch.float32.itemsize
+    ranks = [[each.rank_of(adapter) for each in joined] for adapter in listed]
+    if device.type != "cpu":
+        ranks = [list(map(max, zip(*ranks, strict=True)))] * num_slots
+    numbers = [sum(map(int.__mul__, own, sizes)) for own in ranks]
+    return sum(nlargest(num_slots, numbers)) * torch.float32.itemsize
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -143,21 +184,13 @@ def _free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if on_gpu else host_memory().free.amount
 
 
-def check_fits(num_adapters: int, bytes_each: int, free_bytes: int) -> None:
-    """Raise ConfigError if there is less memory free than all adapters take."""
-    if num_adapters * bytes_each > free_bytes:
+def check_fits(num_slots: int, num_bytes: int, free_bytes: int) -> None:
+    """Raise ConfigError if there is less memory free than so many adapters take at once."""
+    if num_bytes > free_bytes:
         raise ConfigError(
-            f"{num_adapters:,} adapters take {num_adapters * bytes_each:,} bytes but only "
-            f"{free_bytes:,} are free; list fewer of them, or some of smaller ranks"
+            f"{num_slots:,} adapters take {num_bytes:,} bytes but only {free_bytes:,} are free; "
+            "lower max_loras, or list adapters of smaller ranks"
         )
-
-
-def _read(joined: _Joined, rank: int, all_files: list[LoraFiles], device: torch.device) -> LowRank:
-    """Read what all adapters add to some joined layers; `rank` is the largest of theirs."""
-    low_rank = LowRank(joined.linear, len(all_files), rank, device)
-    for slot, files in enumerate(all_files):
-        _fill(joined, files, low_rank, slot)
-    return low_rank
 
 
 def _fill(joined: _Joined, files: LoraFiles, low_rank: LowRank, slot: int) -> None:
@@ -167,10 +200,9 @@ def _fill(joined: _Joined, files: LoraFiles, low_rank: LowRank, slot: int) -> No
     down      q over k over v            0  k  0
                                          0  0  v
     """
-    rank = joined.rank_of(files)
-    down = torch.zeros(rank, joined.linear.in_features)
-    up = torch.zeros(joined.linear.out_features, rank)
     pairs = {module: files.pair(module) for module in joined.modules if files.rank_of(module)}
+    down = torch.zeros(sum(len(pair.down) for pair in pairs.values()), joined.linear.in_features)
+    up = torch.zeros(joined.linear.out_features, len(down))
     places, first = {}, 0
     for module, pair in pairs.items():
         places[module] = slice(first, first + len(pair.down))

@@ -7,7 +7,6 @@ Knows nothing of any architecture.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from octavo.adapter import Adapter
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, NotPaged, first_line
 from octavo.model.checkpoint import Checkpoint
@@ -26,6 +24,7 @@ from octavo.model.loader import (
     end_tokens,
     log_weights,
 )
+from octavo.model.lora_reader import AdapterMemory
 from octavo.model.packed_modules import PackedModule, leave_files, pack_modules, weight_bytes
 from octavo.model.paged_check import TOLERANCES, PagedCheck
 from octavo.model.pretrained_weights import load_weights
@@ -52,7 +51,7 @@ class LoadedTransformersModel:
     device: torch.device
     directory: Path
     max_model_len: int
-    adapters: Mapping[str, Adapter]
+    adapters: AdapterMemory
     """None: they take the native decoder."""
 
 
@@ -88,7 +87,7 @@ def load_transformers_model(
     decoder = TransformersModel(model, traced.layers, spec, attention)
     _compare(check, decoder, TOLERANCES[dtype] + _TOLERANCE_OF_8_BITS * (stored_as is not None))
     return LoadedTransformersModel(
-        spec, decoder, attention, dtype, device, directory, max_model_len, adapters={}
+        spec, decoder, attention, dtype, device, directory, max_model_len, AdapterMemory()
     )
 
 

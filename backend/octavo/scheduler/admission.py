@@ -34,6 +34,8 @@ class SchedulerLimits:
     max_num_queued_tokens: int | None = None
     num_stages: int = 1
     """Steps that compute at once; each takes its share of those who run."""
+    num_adapter_slots: int = 0
+    """Adapters that are in memory at once; at first those of the lowest numbers."""
     batch_rule: BatchRule | None = None
     """What a batch may hold, if who waits comes in only when nobody runs."""
 
@@ -198,7 +200,7 @@ class Admission:
     def _staying(self, newcomer: Sequence) -> tuple[int, int] | None:
         """Return how many requests that count, and their tokens, the next step leaves in the queue.
 
-        None if it can start all that wait, and `newcomer` after them.
+        None if it can start `newcomer` too, or could if no adapter were waited for.
         """
         waiting, running = self._waiting, self._seating.running
         num_staying, num_tokens = waiting.num_new, waiting.num_new_tokens
@@ -208,7 +210,7 @@ class Admission:
         num_blocks = self._num_spare_blocks(list(self._seating))
         budget = self._limits.max_num_batched_tokens - sum(s.num_uncomputed_tokens for s in running)
         batch = running.copy()
-        for sequence in chain(waiting, (newcomer,)):
+        for sequence in chain(waiting.admissible(), (newcomer,)):
             if self._batches is not None and not self._batches.takes(batch, sequence):
                 return num_staying, num_tokens
             batch.append(sequence)
@@ -221,7 +223,9 @@ class Admission:
             if not sequence.num_preemptions:
                 num_staying -= 1
                 num_tokens -= sequence.num_tokens
-        return None
+        if waiting.is_open_to(newcomer) or not waiting.num_held:
+            return None
+        return num_staying + 1, num_tokens + newcomer.num_tokens  # it was taken off too
 
 
 def that_wait(number: int, noun: str) -> str:

@@ -5,8 +5,10 @@ Knows nothing of queues or blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
+from octavo.errors import EngineError
 from octavo.scheduler.deadlines import Deadlines
 from octavo.sequence import Sequence
 
@@ -52,6 +54,12 @@ class LiveRequests:
     def sequences_of(self, request_id: str) -> list[Sequence]:
         """Return the live sequences of a request, none if it has ended."""
         return list(self._groups.get(request_id, ()))
+
+    def check_integrity(self, queued: Iterable[Sequence]) -> None:
+        """Raise EngineError unless those who live are queued, each once."""
+        found = Counter((sequence.request_id, sequence.index) for sequence in queued)
+        if found != Counter((sequence.request_id, sequence.index) for sequence in self):
+            raise EngineError(f"queues hold {dict(found)} but live are {list(self)}")
 
     def pop_overdue(self, now_s: float) -> list[str]:
         """Forget the deadlines that have passed, and return whose they were, earliest first."""

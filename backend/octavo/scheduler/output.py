@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from octavo.adapter import AdapterLoad
 from octavo.cache.block_copies import BlockCopies
 from octavo.request import TokenLogprobs, TokenOutput
 from octavo.sequence import Sequence
@@ -44,6 +45,8 @@ class SchedulerOutput:
     ended: tuple[TokenOutput, ...] = ()
     """Last outputs of sequences that ended before the step, past their deadlines."""
     scored: tuple[ScoredPrompt, ...] = ()
+    loads: tuple[AdapterLoad, ...] = ()
+    """Adapters that are to be read, into slots that nothing uses any more."""
 
     @property
     def num_scheduled_tokens(self) -> int:

@@ -65,7 +65,7 @@ class FcfsPolicy:
         return (sequence.arrival_number, sequence.index)
 
     def outranks(self, waiting: Sequence, running: Sequence) -> bool:
-        """Return whether `waiting` ranks lower, which it does only if it ran before."""
+        """Return whether `waiting` ranks lower: it ran before, or others passed it meanwhile."""
         return self.rank(waiting) < self.rank(running)
 
     def arrive(self, sequence: Sequence) -> None:

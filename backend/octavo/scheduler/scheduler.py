@@ -8,13 +8,13 @@ argument.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 
 from octavo.cache.kv_cache_manager import KVCacheManager
-from octavo.errors import EngineError, InvalidRequest
+from octavo.errors import InvalidRequest
 from octavo.request import FinishReason, TokenLogprobs, TokenOutput
+from octavo.scheduler.adapter_slots import AdapterSlots
 from octavo.scheduler.admission import Admission, SchedulerLimits
 from octavo.scheduler.beams import Beams, wait_for_others
 from octavo.scheduler.ending import Ending
@@ -55,11 +55,12 @@ class Scheduler:
         self.seating = Seating(limits.max_num_seqs, policy)
         self.admission = Admission(limits, cache, self.waiting, self.seating)
         self.stopping = StopRule(eos_token_ids, self.admission.max_num_tokens)
-        self.num_swap_preemptions = 0
-        self.num_recompute_preemptions = 0
+        self.num_swap_preemptions, self.num_recompute_preemptions = 0, 0
         self._swap_pays = swap_pays
         self._live = LiveRequests()
         self._ending = Ending(self._live, self.waiting, self.seating, cache, policy)
+        places = (self.waiting, self.seating)
+        self.adapters = AdapterSlots(limits.num_adapter_slots, *places, self._ending)
         self._beams = Beams(self._live, self.waiting, self.seating, cache, policy, self._ending)
         self._landing = Landing(cache, self.stopping, self._ending, self._beams)
 
@@ -124,6 +125,7 @@ class Scheduler:
         Other steps may be under way meanwhile.
         """
         ended = self._ending.end_overdue(now_s)
+        loads = self.adapters.plan(now_s)
         budget, num_stages = self.limits.max_num_batched_tokens, self.limits.num_stages
         scheduled: list[ScheduledSequence] = []
         preempted: list[Sequence] = []
@@ -150,9 +152,9 @@ class Scheduler:
             else:
                 preempted.append(self.preempt(running[-1], now_s))
 
-        copies = self.cache.pop_copies()
-        scored = score_prompts(scheduled)
-        return SchedulerOutput(tuple(scheduled), tuple(preempted), copies, tuple(ended), scored)
+        who = (tuple(scheduled), tuple(preempted))
+        copies, scored = self.cache.pop_copies(), score_prompts(scheduled)
+        return SchedulerOutput(*who, copies, tuple(ended), scored, loads)
 
     def advance(self, output: SchedulerOutput) -> None:
         """Count a planned step's tokens as computed, once it is under way; forks begin."""
@@ -234,9 +236,8 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Recount sequences, seats and blocks, and raise EngineError if any is lost or doubled."""
-        queued = Counter((s.request_id, s.index) for s in self.sequences())
-        if queued != Counter((s.request_id, s.index) for s in self._live):
-            raise EngineError(f"queues hold {dict(queued)} but live are {list(self._live)}")
+        self._live.check_integrity(self.sequences())
+        self.adapters.check_integrity()
         self.seating.check_integrity()
         self.cache.check_integrity([*self.seating, *self.waiting])
 
@@ -261,6 +262,7 @@ class Scheduler:
                 return False
             preempted.append(self.preempt(self.running[-1], now_s))
         self.waiting.remove(sequence)
+        self.adapters.admit(sequence)
         transfer_id = self.cache.admit(sequence, prefix)
         if transfer_id is None:
             self._run(sequence, index, now_s)

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import torch
 
-from octavo.adapter import Adapter
+from octavo.adapter import Adapter, AdapterArrival
 from octavo.config import EngineConfig
 from octavo.executor.prompt_scores import PromptScores
 from octavo.host_resources import host_memory, usable_cores
@@ -40,7 +40,7 @@ class StaticRunner:
 
     window: int | None = None
     adapters: Mapping[str, Adapter] = MappingProxyType({})
-    num_host_blocks = 0
+    num_adapter_slots, num_host_blocks = 0, 0
     costs = PreemptionCosts(0, 1.0, float("inf"), 1.0)
     num_stages, steps_ahead = 1, 0
     connections: tuple[Connection, ...] = ()
@@ -104,6 +104,10 @@ class StaticRunner:
     def leave(self) -> None:
         """End the batch, of which nobody is left, and free what it holds."""
         self._generation.leave()
+
+    def arrived_adapters(self, timeout_s: float) -> tuple[AdapterArrival, ...]:
+        """Return nothing: there are none."""
+        return ()
 
     def finish(self) -> None:
         """Do nothing more: a step is done when `execute` returns."""

@@ -102,6 +102,11 @@ GAUGES = (
         "Other host blocks (swap space) whose content may still be reused",
         lambda stats, _: stats.num_cached_host_blocks,
     ),
+    EngineFigure(
+        "octavo_lora_adapters_resident",
+        "Adapters (LoRA) in memory",
+        lambda stats, _: stats.num_resident_adapters,
+    ),
     EngineFigure(*_REQUESTS, lambda stats, _: stats.num_waiting, ("request_type", "waiting")),
     EngineFigure(*_REQUESTS, lambda stats, _: stats.num_context, ("request_type", "context")),
     EngineFigure(*_REQUESTS, lambda stats, _: stats.num_running, ("request_type", "scheduled")),
@@ -122,6 +127,10 @@ GAUGES = (
     EngineFigure(*_BLOCKS, lambda stats, _: stats.num_blocks, ("kv_cache_block_type", "max")),
 )
 
+_LORA_LOADS = (
+    "octavo_lora_adapter_loads_total",
+    "Adapters (LoRA) that were read, or could not be, because a request wanted them",
+)
 _PREEMPTIONS = ("octavo_preemptions_total", "Times that a sequence had to make room")
 REJECTIONS = (
     "octavo_admission_rejections_total",
@@ -140,6 +149,17 @@ ENGINE_TOTALS = (
         "octavo_prefix_cache_hits_total",
         "Prompt tokens found in the prefix cache",
         lambda stats, _: stats.num_prefix_hit_tokens_total,
+    ),
+    EngineFigure(
+        *_LORA_LOADS, lambda stats, _: stats.num_adapter_loads_total, ("result", "loaded")
+    ),
+    EngineFigure(
+        *_LORA_LOADS, lambda stats, _: stats.num_failed_adapter_loads_total, ("result", "failed")
+    ),
+    EngineFigure(
+        "octavo_lora_wait_seconds_total",
+        "Seconds that requests waited for their adapters (LoRA), of all together",
+        lambda stats, _: stats.adapter_wait_s_total,
     ),
     EngineFigure(
         *_PREEMPTIONS, lambda stats, _: stats.num_swap_preemptions_total, ("kind", "swap")

@@ -59,7 +59,7 @@ class PlainRunner:
     num_blocks = 64
     num_host_blocks = 0
     window = None
-    adapters = MappingProxyType({})
+    adapters, num_adapter_slots = MappingProxyType({}), 0
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
     num_stages = 1
     steps_ahead = 0
@@ -86,6 +86,9 @@ class PlainRunner:
 
     def wait(self):
         """Wait for no other process."""
+
+    def arrived_adapters(self, timeout_s):
+        return ()
 
     def arrived(self):
         return ()

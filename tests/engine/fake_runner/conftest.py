@@ -10,6 +10,7 @@ from types import MappingProxyType
 import pytest
 import torch
 
+from octavo.adapter import AdapterArrival
 from octavo.config import EngineConfig
 from octavo.engine import Engine
 from octavo.request import TokenOutput
@@ -33,7 +34,7 @@ class FakeRunner:
     num_blocks = 12
     num_host_blocks = 6
     window = None
-    adapters = MappingProxyType({})
+    adapters, num_adapter_slots = MappingProxyType({}), 0
     costs = PreemptionCosts(1, 1.0, math.inf, 1.0)
     num_stages = 1
     steps_ahead = 0
@@ -54,6 +55,9 @@ class FakeRunner:
 
     def wait(self) -> None:
         """Wait for no other process."""
+
+    def arrived_adapters(self, timeout_s: float) -> tuple[AdapterArrival, ...]:
+        return ()
 
     def arrived(self) -> tuple[int, ...]:
         arrived, self._arrived = tuple(self._arrived), []

@@ -26,7 +26,7 @@ def make_part(checkpoints):
 
     def make(**makers):
         groups = ProcessGroups(WHOLE, CPU, Rendezvous(torch.distributed.HashStore(), "", 1.0))
-        part = Part(config, WHOLE, groups, CPU, **makers)
+        part = Part(config, WHOLE, groups, CPU, lambda arrival: None, **makers)
         part.allocate(Blocks(8, 0))
         return part
 

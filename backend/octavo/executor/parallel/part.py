@@ -11,7 +11,9 @@ from dataclasses import astuple, dataclass
 import numpy as np
 import torch
 
+from octavo.adapter import AdapterArrival
 from octavo.config import EngineConfig
+from octavo.executor.adapter_loads import AdapterLoads
 from octavo.executor.batch import BatchBuilder
 from octavo.executor.block_transfers import BlockTransfers, make_block_transfers
 from octavo.executor.device_inputs import DeviceInputs, StepSizes
@@ -57,6 +59,7 @@ class Part:
         shard: the rank's place.
         groups: its ways to the other ranks.
         device: where it computes; a CUDA device is the current one of this thread.
+        tell: called with what has become of each adapter that steps have it read.
         make_inputs: makes the way of every step's inputs to the device.
 
     Raises:
@@ -69,6 +72,7 @@ class Part:
         shard: Shard,
         groups: ProcessGroups,
         device: torch.device,
+        tell: Callable[[AdapterArrival], None],
         make_inputs: InputsMaker = make_device_inputs,
     ) -> None:
         model = load_model(config, shard, groups, device)
@@ -78,7 +82,7 @@ class Part:
             config.max_num_batched_tokens,
             model.max_model_len,
             config.block_size,
-            len(model.adapters),
+            model.adapters.num_slots,
         )
         self._config = config
         self._shard = shard
@@ -86,6 +90,7 @@ class Part:
         self._batch = BatchBuilder(*astuple(self.sizes))
         self._inputs = make_inputs(device, self.sizes)
         self._mirror = StepMirror()
+        self._loads = AdapterLoads(model.adapters.read, tell)
         self.transfers = self._make_cache(Blocks(WarmUpSteps(self.sizes).num_blocks, 0))
         """Maker of its block copies."""
 
@@ -114,11 +119,14 @@ class Part:
     def compute(self, message: bytes) -> Computed | None:
         """Make a step's copies, and run this rank's layers over its tokens; queue it all on a GPU.
 
+        Adapters that it says are read meanwhile.
+
         They wait for the stage before, and what comes out is sent to the next. Returns what the
         last stage projects, or None on other stages and where nothing is scheduled.
         """
         step = self._mirror.hear(message)
         self.transfers.start(step.scheduled.copies)
+        self._loads.start(step.scheduled.loads)
         if not step.scheduled.scheduled:
             return None
         inputs = self._inputs.put(self._batch.build(step.scheduled), None)

@@ -13,6 +13,7 @@ import torch
 
 from octavo.errors import ConfigError, EngineError, OctavoError
 from octavo.executor.kv_storage import peak_bytes
+from octavo.executor.parallel.adapter_reports import AdapterReporter
 from octavo.executor.parallel.fingerprint import fingerprint
 from octavo.executor.parallel.launcher import StepReader
 from octavo.executor.parallel.part import Part
@@ -20,7 +21,7 @@ from octavo.executor.parallel.rank_messages import Assignment, Found, Loaded, Ra
 from octavo.executor.parallel.rendezvous import count_ranks_here, join_rendezvous
 from octavo.model.devices import use_device
 from octavo.model.location import configured_checkpoint
-from octavo.model.lora_files import adapter_directories
+from octavo.model.lora_list import adapter_directories
 from octavo.model.process_groups import ProcessGroups
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,8 @@ def _serve(assignment: Assignment, host: str, connection: Connection, steps: Ste
     rendezvous = join_rendezvous(assignment, host)
     groups = ProcessGroups(assignment.shard, device, rendezvous)
     try:
-        part = Part(config, assignment.shard, groups, device)
+        tell = AdapterReporter(rendezvous.store, assignment.rank).tell
+        part = Part(config, assignment.shard, groups, device, tell)
         connection.send(Loaded())
         needed_bytes = peak_bytes(device, lambda: _do_steps(part, steps))
         num_ranks_here = count_ranks_here(rendezvous, config.num_ranks)

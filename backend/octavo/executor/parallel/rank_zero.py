@@ -13,15 +13,17 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
+from octavo.adapter import AdapterArrival
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, EngineError
 from octavo.executor.copy_rate import measure_costs
 from octavo.executor.kv_storage import peak_bytes
 from octavo.executor.model_runner import widest_window
+from octavo.executor.parallel.adapter_reports import AdapterReports
 from octavo.executor.parallel.fingerprint import fingerprint
 from octavo.executor.parallel.launchers import make_launcher
 from octavo.executor.parallel.part import Blocks, Part
@@ -36,7 +38,7 @@ from octavo.host_resources import usable_cores
 from octavo.model.devices import rank_devices, use_device
 from octavo.model.loader import read_spec
 from octavo.model.location import configured_checkpoint
-from octavo.model.lora_files import adapter_directories
+from octavo.model.lora_list import adapter_directories
 from octavo.model.process_groups import ProcessGroups, Rendezvous
 from octavo.model.shard import ModelPart, Shard
 from octavo.model.tiers import choose_tier
@@ -143,7 +145,7 @@ class RankZero:
     def execute(self, output: SchedulerOutput, drawn: torch.Tensor | None) -> torch.Tensor:
         """Tell all ranks of a step; see Runner. No token of it may be pending."""
         message = b""
-        if output.scheduled or output.copies:
+        if output.scheduled or output.copies or output.loads:
             message = self._teller.tell(output)
             with self._explained():
                 self._workers.tell_step(message, self._timeout_s)
@@ -175,6 +177,12 @@ class RankZero:
         """Return the ids of swap-ins that are done, each once."""
         return self._part.transfers.arrived()
 
+    def arrived_adapters(self, timeout_s: float) -> tuple[AdapterArrival, ...]:
+        """Return what has become of adapters that all ranks were to read; see Runner."""
+        if timeout_s > 0.0:  # nothing else would tell meanwhile that a rank is gone
+            self._workers.check()
+        return self._reports.pop(timeout_s)
+
     def check_processes(self) -> None:
         """Raise EngineError, which names it, if another rank is gone."""
         self._workers.check()
@@ -199,12 +207,12 @@ class RankZero:
         self._opened.callback(self._groups.abort)
         self._watch = make_step_watch(device, self._workers, self._timeout_s)
         started_s = time.monotonic()
-        self._part = Part(config, shard, self._groups, device)
+        self._reports = AdapterReports(rendezvous.store, config.num_ranks)
+        self._part = Part(config, shard, self._groups, device, self._reports.own.put)
         model = self._part.model
-        self.adapters = model.adapters
-        steps = WarmUpSteps(self._part.sizes, tuple(model.adapters.values()))
-        self.vocab_size = model.spec.vocab_size
-        self.eos_token_ids = model.spec.eos_token_ids
+        self.adapters, self.num_adapter_slots = model.adapters.named, model.adapters.num_slots
+        steps = WarmUpSteps(self._part.sizes)
+        self.vocab_size, self.eos_token_ids = model.spec.vocab_size, model.spec.eos_token_ids
         self.max_model_len = model.max_model_len
         self.window = widest_window(model.spec.windows)
         no_logits = torch.empty((0, self.vocab_size), device=model.device)
@@ -217,8 +225,8 @@ class RankZero:
         with self._explained():
             self._workers.tell_step(b"", self._timeout_s)
         num_ranks_here = count_ranks_here(rendezvous, config.num_ranks)
-        blocks = self._agree(self._part.choose_blocks(needed_bytes, num_ranks_here))
-        self.num_blocks, self.num_host_blocks = blocks.num_device, blocks.num_host
+        own = self._part.choose_blocks(needed_bytes, num_ranks_here)
+        self.num_blocks, self.num_host_blocks = astuple(self._agree(own))
         self.costs = measure_costs(
             self._part.transfers,
             min(self.num_blocks, self.num_host_blocks),

@@ -5,6 +5,7 @@ blocks that steps have needed so far, and builds its own inputs from it. Knows n
 messages travel.
 
     message   [how many of each part] forgotten │ scheduled │ swap_out │ copies │ swap_in │ scored
+              │ loads
     scheduled  handle, slot of the adapter or -1, computed, count, draws, new tokens, new blocks,
                is table new, tokens, blocks
 """
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from octavo.adapter import Adapter
+from octavo.adapter import AdapterLoad
 from octavo.cache.block_copies import BlockCopies, BlockPair, SwapIn
 from octavo.request import Request
 from octavo.sampling_params import SamplingParams
@@ -72,6 +73,7 @@ class StepTeller:
             list(chain.from_iterable(copies.copies)),
             [number for swap_in in copies.swap_in for number in _flat(swap_in)],
             [number for _, row, ids in output.scored for number in (row, len(ids))],
+            list(chain.from_iterable(output.loads)),
         )
         return array(_INT32, chain(map(len, parts), *parts)).tobytes()
 
@@ -99,8 +101,7 @@ class StepTeller:
         blocks = table[told.num_blocks : -(-end // self._block_size)]
         told.num_tokens += len(token_ids)
         told.num_blocks += len(blocks)
-        slot = -1 if sequence.adapter is None else sequence.adapter.slot
-        head = (told.handle, slot, end - count, count, len(draws))
+        head = (told.handle, sequence.lora_slot, end - count, count, len(draws))
         return [*head, len(token_ids), len(blocks), is_table_new, *token_ids, *blocks]
 
 
@@ -115,7 +116,7 @@ class StepMirror:
         numbers = array(_INT32)
         numbers.frombytes(message)
         rest = iter(numbers)
-        forgotten, scheduled, swap_out, copies, swap_in, scored = [
+        forgotten, scheduled, swap_out, copies, swap_in, scored, loads = [
             iter(list(islice(rest, length))) for length in _lengths(rest)
         ]
         for handle in forgotten:
@@ -123,6 +124,7 @@ class StepMirror:
         output = SchedulerOutput(
             tuple(self._shares(scheduled)),
             copies=BlockCopies(_pairs(swap_out), _pairs(copies), tuple(_swap_ins(swap_in))),
+            loads=tuple(AdapterLoad(*pair) for pair in _pairs(loads)),
         )
         rows = chain.from_iterable(range(row, row + count) for row, count in _pairs(scored))
         return MirroredStep(output, tuple(rows))
@@ -132,9 +134,8 @@ class StepMirror:
             num_computed, count, num_draws, num_tokens, num_blocks, is_table_new = islice(rest, 6)
             sequence = self._sequences.get(handle)
             if sequence is None:
-                adapter = None if slot < 0 else Adapter(slot, version=b"")
-                sequence = Sequence(_MIRRORED, adapter=adapter)
-                self._sequences[handle] = sequence
+                sequence = self._sequences[handle] = Sequence(_MIRRORED)
+                sequence.lora_slot = slot
             sequence.num_computed_tokens = num_computed
             sequence.token_ids.extend(islice(rest, num_tokens))
             if is_table_new:
@@ -144,7 +145,7 @@ class StepMirror:
 
 
 def _lengths(rest: Iterator[int]) -> list[int]:
-    return list(islice(rest, 6))
+    return list(islice(rest, 7))
 
 
 def _flat(swap_in: SwapIn) -> list[int]:
