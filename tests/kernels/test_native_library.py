@@ -66,10 +66,12 @@ sys.meta_path.insert(0, Broken())
 """
 
 
-def start(code: str, cache: Path, **environment: str) -> subprocess.Popen[str]:
+def start(code: str, cache: Path | None, **environment: str) -> subprocess.Popen[str]:
+    """Start a process with a cache of its own, or with the one that all tests have."""
+    own_cache = {} if cache is None else {"XDG_CACHE_HOME": str(cache)}
     return subprocess.Popen(
         [sys.executable, "-c", code],
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), **environment},
+        env={**os.environ, **own_cache, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -130,15 +132,10 @@ def test_a_cached_library_is_used_without_compiling(filled_cache, compiler):
 
 @needs_compiler
 @pytest.mark.parametrize("name", [x.name for x in usable_instruction_sets()])
-def test_the_environment_can_ask_for_any_instructions_that_the_processor_has(
-    tmp_path, compiler, name
-):
-    process = start(USE, tmp_path, CXX=str(compiler), OCTAVO_CPU_INSTRUCTIONS=name)
-    output, errors = finish(process)
+def test_the_environment_can_ask_for_any_instructions_that_the_processor_has(name):
+    output, errors = finish(start(USE, None, OCTAVO_CPU_INSTRUCTIONS=name))
     assert output == [f"native ({name})", "[[1.0, 1.0, 1.0, 1.0]]"]
     assert errors == ""
-    (library,) = libraries(tmp_path)
-    assert library.startswith(f"octavo_kernels-{name}-")
 
 
 def test_instructions_that_nobody_knows_are_refused(tmp_path):
