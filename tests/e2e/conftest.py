@@ -202,6 +202,16 @@ def find_process(
 
 
 @pytest.fixture(scope="session")
+def find_workers(
+    find_processes: Callable[[TritonServer, str], list[psutil.Process]],
+) -> Callable[[TritonServer], list[psutil.Process]]:
+    """Return a function that finds a server's ranks but the first, in their order."""
+    return lambda server: sorted(
+        find_processes(server, "octavo.executor.parallel.worker"), key=psutil.Process.create_time
+    )
+
+
+@pytest.fixture(scope="session")
 def watch_leftovers() -> Callable[[TritonServer], Callable[[], list[str]]]:
     """Return a function that, for a running server, gives one that lists what is left of it."""
 

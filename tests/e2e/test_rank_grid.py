@@ -20,12 +20,10 @@ from octavo_client import Client, Completion, Unavailable
 
 pytestmark = pytest.mark.e2e
 
-FindProcesses = Callable[[TritonServer, str], list[psutil.Process]]
 Metrics = Callable[[TritonServer], dict[str, float]]
 Become = Callable[..., bool]
 Post = Callable[..., tuple[int, str]]
 
-WORKER = "octavo.executor.parallel.worker"
 MODELS = "repository/models"
 #: The second rank of two.
 OTHER = Shard.of(1, 2, 1)
@@ -76,10 +74,10 @@ def client(grid_server: TritonServer) -> Iterator[Client]:
 
 @pytest.fixture
 def workers(
-    grid_server: TritonServer, find_processes: FindProcesses
+    grid_server: TritonServer, find_workers: Callable[[TritonServer], list[psutil.Process]]
 ) -> Callable[[], list[psutil.Process]]:
-    """Return a function that finds the processes of all ranks but the first, in their order."""
-    return lambda: sorted(find_processes(grid_server, WORKER), key=psutil.Process.create_time)
+    """Return a function that finds the ranks of the server but the first, in their order."""
+    return lambda: find_workers(grid_server)
 
 
 def requests() -> list[dict[str, Any]]:

@@ -21,7 +21,6 @@ FindProcesses = Callable[[TritonServer, str], list[psutil.Process]]
 Metrics = Callable[[TritonServer], dict[str, float]]
 Become = Callable[..., bool]
 
-WORKER = "octavo.executor.parallel.worker"
 ENGINE = "octavo.engine_process"
 PROMPTS = ("a", "one two three four five six", "the sea " * 40, "1 2 3 4", "b")
 SHORT = {"max_tokens": 24, "temperature": 0, "ignore_eos": True}
@@ -60,10 +59,10 @@ def client(grid_server: TritonServer) -> Iterator[Client]:
 
 @pytest.fixture
 def workers(
-    grid_server: TritonServer, find_processes: FindProcesses
+    grid_server: TritonServer, find_workers: Callable[[TritonServer], list[psutil.Process]]
 ) -> Callable[[], list[psutil.Process]]:
-    """Return a function that finds the processes of all ranks but the first, in their order."""
-    return lambda: sorted(find_processes(grid_server, WORKER), key=psutil.Process.create_time)
+    """Return a function that finds the ranks of the server but the first, in their order."""
+    return lambda: find_workers(grid_server)
 
 
 def streamed(client: Client) -> list[Completion]:
