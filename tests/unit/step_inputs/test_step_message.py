@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -12,10 +11,8 @@ from hypothesis import strategies as st
 
 from octavo.adapter import AdapterLoad
 from octavo.cache.block_copies import BlockCopies, SwapIn
-from octavo.errors import PromptTooLong
 from octavo.executor.batch import BatchBuilder, BatchInputs
 from octavo.executor.parallel.step_message import StepMirror, StepTeller
-from octavo.request import FinishReason
 from octavo.scheduler.output import ScheduledSequence, SchedulerOutput, ScoredPrompt
 
 NUM_SLOTS = 2
@@ -63,45 +60,18 @@ def check_equal(mine: BatchInputs, other: BatchInputs, size: int) -> None:
 
 @settings(max_examples=150)
 @given(data=st.data())
-def test_random_runs_look_alike_on_every_rank(make_scheduler, data):
-    """Preempted by swap and recomputation, forked, cached, windowed and aborted at random."""
-    max_num_seqs, num_stages = data.draw(st.integers(1, 5)), data.draw(st.sampled_from([1, 2]))
-    driver = make_scheduler(
-        num_blocks=data.draw(st.integers(3, 16)),
-        num_host_blocks=data.draw(st.sampled_from([0, 8])),
-        prefix_caching=data.draw(st.booleans()),
-        window=data.draw(st.sampled_from([None, 6])),
-        block_size=data.draw(st.sampled_from([1, 4, 16])),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=data.draw(st.integers(5, 20)),
-        max_model_len=data.draw(st.integers(3, 40)),
-        num_stages=num_stages,
-    )
+def test_random_runs_look_alike_on_every_rank(draw_scheduler, play_at_random, data):
+    num_stages = data.draw(st.sampled_from([1, 2]))
+    driver = draw_scheduler(data, num_stages=num_stages)
     driver.steps_ahead = num_stages - 1
+    max_num_seqs = driver.scheduler.limits.max_num_seqs
     ranks = Ranks(driver, max_num_seqs * data.draw(st.sampled_from([1, 2])))
-    room = min(
-        driver.scheduler.limits.max_model_len, driver.cache.num_blocks * driver.cache.block_size
-    )
-    actions = st.lists(st.sampled_from("aassssxp"), min_size=10, max_size=40)
-    for number, action in enumerate(data.draw(actions)):
-        live = list(driver.scheduler.sequences())
-        if action == "a":
-            n = data.draw(st.integers(1, min(2, max_num_seqs)))
-            max_tokens = data.draw(st.integers(1, 12))
-            with suppress(PromptTooLong):  # with n of 2
-                prompt = data.draw(st.integers(1, room - 1))
-                added = driver.add(str(number), prompt, n=n, max_tokens=max_tokens)
-                added.lora_slot = data.draw(st.integers(-1, NUM_SLOTS - 1))
-        elif action == "x" and live:
-            name = data.draw(st.sampled_from(live)).request_id
-            driver.scheduler.finish(name, FinishReason.ABORT)
-        elif action == "p" and driver.running:
-            driver.scheduler.preempt(driver.scheduler.running[-1], driver.now_s)
-        elif live:
-            numbers = data.draw(st.lists(st.integers(0, 9), max_size=2))
-            step_checked(driver, ranks, tuple(AdapterLoad(n, n % NUM_SLOTS) for n in numbers))
-    while driver.scheduler.has_unfinished:
-        step_checked(driver, ranks)
+
+    def step() -> None:
+        numbers = data.draw(st.lists(st.integers(0, 9), max_size=2))
+        step_checked(driver, ranks, tuple(AdapterLoad(n, n % NUM_SLOTS) for n in numbers))
+
+    play_at_random(data, driver, range(-1, NUM_SLOTS), step)
 
 
 def step_checked(driver, ranks: Ranks, loads: tuple[AdapterLoad, ...] = ()) -> None:

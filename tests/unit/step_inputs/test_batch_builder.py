@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -11,9 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.errors import PromptTooLong
 from octavo.executor.batch import BatchBuilder, BatchInputs
-from octavo.request import FinishReason
 from octavo.scheduler.output import ScheduledSequence, SchedulerOutput
 from octavo.sequence import NO_BLOCK
 
@@ -109,43 +106,11 @@ def make_builder(driver) -> BatchBuilder:
 
 @settings(max_examples=150)
 @given(data=st.data())
-def test_random_runs_build_what_a_plain_loop_builds(make_scheduler, data):
-    """Preempted by swap and recomputation, forked, cached, windowed and aborted at random."""
-    max_num_seqs = data.draw(st.integers(1, 5))
-    driver = make_scheduler(
-        num_blocks=data.draw(st.integers(3, 16)),
-        num_host_blocks=data.draw(st.sampled_from([0, 8])),
-        prefix_caching=data.draw(st.booleans()),
-        window=data.draw(st.sampled_from([None, 6])),
-        block_size=data.draw(st.sampled_from([1, 4, 16])),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=data.draw(st.integers(5, 20)),
-        max_model_len=data.draw(st.integers(3, 40)),
-    )
+def test_random_runs_build_what_a_plain_loop_builds(draw_scheduler, play_at_random, data):
+    driver = draw_scheduler(data)
     driver.steps_ahead = data.draw(st.sampled_from([0, 1]))
     builder = make_builder(driver)
-    room = driver.scheduler.limits.max_model_len
-    room = min(room, driver.cache.num_blocks * driver.cache.block_size)
-    actions = st.lists(st.sampled_from("aassssxp"), min_size=10, max_size=40)
-    for number, action in enumerate(data.draw(actions)):
-        live = list(driver.scheduler.sequences())
-        if action == "a":
-            prompt = data.draw(st.integers(1, room - 1))
-            n = data.draw(st.integers(1, min(2, max_num_seqs)))
-            with suppress(PromptTooLong):  # with n of 2
-                added = driver.add(
-                    str(number), prompt, n=n, max_tokens=data.draw(st.integers(1, 12))
-                )
-                added.lora_slot = data.draw(st.sampled_from(SLOTS))
-        elif action == "x" and live:
-            name = data.draw(st.sampled_from(live)).request_id
-            driver.scheduler.finish(name, FinishReason.ABORT)
-        elif action == "p" and driver.running:
-            driver.scheduler.preempt(driver.scheduler.running[-1], driver.now_s)
-        elif live:
-            step_checked(driver, builder)
-    while driver.scheduler.has_unfinished:
-        step_checked(driver, builder)
+    play_at_random(data, driver, SLOTS, lambda: step_checked(driver, builder))
 
 
 def test_a_row_of_logits_is_repeated_for_each_sequence_that_draws_from_it(make_scheduler):
