@@ -111,6 +111,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_qkv_bias": True, "rope_parameters": {**ROPE, "rope_theta": 10000.0}},
     ),
 }
+CASES["stablelm_12b"] = (
+    "stablelm",
+    {**CASES["stablelm"][1], "use_parallel_residual": True, "qk_layernorm": True},
+)
 _ARCHITECTURES = {
     "mistral": "llama",
     "mixtral": "llama",
@@ -128,6 +132,8 @@ _LAYER_NAMES = {
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
     "mlp.gate_proj": "ffn_gate",
@@ -194,7 +200,7 @@ def write_gguf(
     config = model.config
     arch = _ARCHITECTURES.get(config.model_type, config.model_type)
     own = {f"{arch}.{key}": value for key, value in _keys(config).items()}
-    values = own | _vocabulary() | metadata
+    values = own | _vocabulary(arch) | metadata
     writer = GGUFWriter(path, values.pop("general.architecture", arch))
     add: dict[type, Callable[[str, Any], None]] = {
         int: writer.add_uint32,
@@ -292,10 +298,10 @@ _OWN_KEYS = {
 }
 
 
-def _vocabulary() -> dict[str, Any]:
+def _vocabulary(arch: str) -> dict[str, Any]:
     return {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.pre": "qwen2" if arch == "qwen2" else "gpt-2",
         "tokenizer.ggml.tokens": TOKENS,
         "tokenizer.ggml.token_type": [int(kind) for kind in TYPES],
         "tokenizer.ggml.merges": ["1 2", "h i"],
@@ -317,10 +323,9 @@ def gguf_tensors(model: Any) -> Iterator[tuple[str, Any]]:
     if rope.get("rope_type") == "longrope":
         for name in ("long", "short"):
             yield f"rope_factors_{name}.weight", np.array(rope[f"{name}_factor"], np.float32)
-    for name, parameter in model.state_dict().items():
+    for name, values in _joined_norms(model.state_dict()):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        values = parameter.numpy()
         if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
         module, _, kind = name.rpartition(".")
@@ -329,6 +334,17 @@ def gguf_tensors(model: Any) -> Iterator[tuple[str, Any]]:
             continue
         _, _, layer, own = name.split(".", 3)
         yield from _layer_tensors(config, layer, own, values)
+
+
+def _joined_norms(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield tensors, the norms of single heads stacked."""
+    for name, parameter in state.items():
+        first = name.removesuffix(".norms.0.weight")
+        if first != name:
+            of_heads = [own for key, own in state.items() if key.startswith(f"{first}.norms.")]
+            yield f"{first}.weight", torch.stack(of_heads).numpy()
+        elif ".norms." not in name:
+            yield name, parameter.numpy()
 
 
 def _layer_tensors(config: Any, layer: str, name: str, values: Any) -> Iterator[tuple[str, Any]]:

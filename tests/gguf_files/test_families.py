@@ -19,7 +19,7 @@ from octavo.sampling_params import SamplingParams
 MakeModel = Callable[..., Any]
 MakeGguf = Callable[..., Path]
 CASES = """llama llama_3 linear yarn mistral mixtral smollm3 granite qwen2 qwen3 qwen3moe olmoe phi3
-    phi4 gemma gemma2 gemma3 olmo2 olmo3 stablelm""".split()
+    phi4 gemma gemma2 gemma3 olmo2 olmo3 stablelm stablelm_12b""".split()
 OPTIONS = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 16, "cpu_threads": 1}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 PROMPT = [(7 * index + 3) % 258 + 2 for index in range(70)]

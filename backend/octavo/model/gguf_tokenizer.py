@@ -106,6 +106,9 @@ def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> tuple[Tokenizer, boo
         raise ConfigError(
             f"GGUF pre-tokeniser {name!r} is not supported; allowed are {', '.join(PRE_TOKENIZERS)}"
         )
+    if name != "qwen2" and file.text("general.architecture") == "qwen2":
+        # transformers takes no tokenizer of this architecture but its own.
+        raise ConfigError(f"GGUF pre-tokeniser of qwen2 is {name!r} but must be 'qwen2'")
     pre = PRE_TOKENIZERS[name]
     pairs = (merge.partition(" ") for merge in file.items("tokenizer.ggml.merges", str))
     merges = [(left, right) for left, _, right in pairs]
