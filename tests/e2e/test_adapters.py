@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from octavo.local.bundle import write_repository
 from octavo.local.triton_server import TritonServer
-from octavo_client import Client, InvalidRequest
+from octavo_client import Client, InvalidRequest, ServerError
 
 pytestmark = pytest.mark.e2e
 
@@ -56,9 +56,10 @@ def server(
     tmp_path_factory: pytest.TempPathFactory,
     serving: Callable[..., AbstractContextManager[TritonServer]],
 ) -> Iterator[TritonServer]:
-    """Return a server that loads on demand, with the adapters `first` and `second`."""
+    """Return a server that loads on demand, with adapters `first` and `second`, one in memory."""
     repository = tmp_path_factory.mktemp("models")
-    write_repository(repository, {"model": str(tiny_checkpoint), "enable_lora": True})
+    options = {"model": str(tiny_checkpoint), "enable_lora": True, "max_loras": 1}
+    write_repository(repository, options)
     listed = {"first": str(save(1)), "second": str(save(2))}
     (repository / "octavo" / "1" / "multi_lora.json").write_text(json.dumps(listed))
     with serving(
@@ -112,6 +113,21 @@ def test_requests_at_once_are_answered_each_with_its_adapter(
 def test_an_unknown_adapter_is_refused_with_those_that_are_there(client: Client) -> None:
     with pytest.raises(InvalidRequest, match=r"^lora_name is 'x' but must be one of 'first', 'se"):
         text(client, "x")
+
+
+def test_an_adapter_whose_files_are_gone_ends_its_own_requests_by_name(
+    server: TritonServer, client: Client
+) -> None:
+    assert server.options.repository is not None
+    listed = json.loads((server.options.repository / "octavo/1/multi_lora.json").read_text())
+    right = {name: text(client, name) for name in ("first", None, "second")}
+    folder = Path(listed["first"])
+    moved = folder.rename(folder.with_name("moved"))
+    with pytest.raises(ServerError, match=r"the files of adapter 'first' are gone or have chan"):
+        text(client, "first")
+    assert text(client, None) == right[None]
+    moved.rename(folder)
+    assert text(client, "first") == right["first"]
 
 
 def test_a_load_takes_a_changed_list_over_while_streams_end_with_what_they_began_with(

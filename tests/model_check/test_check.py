@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.cli import main
@@ -235,3 +237,27 @@ def test_the_command_prints_a_table_or_json_and_fails_with_the_reason(
     assert values["memory"]["num_sequences"] == 20 // 7
     failed = CliRunner().invoke(main, ["check", str(tmp_path / "absent")])
     assert (failed.exit_code, failed.output.startswith("Error: model ")) == (1, True)
+
+
+def test_adapters_of_a_list_are_read_and_their_bytes_told(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    module = "base_model.model.model.layers.1.mlp.down_proj"
+    tensors = {f"{module}.lora_A.weight": torch.ones(2, 106)}
+    tensors[f"{module}.lora_B.weight"] = torch.ones(60, 2)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["down_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "exclude_modules": ["x"]}))
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    listed = tmp_path / "multi_lora.json"
+    listed.write_text(json.dumps({"legal": "."}))
+    command = ["check", str(checkpoint("llama")), "--device", "cpu", "--num-kv-blocks", "20"]
+    command += ["--enable-lora", "true", "--multi-lora", str(listed)]
+    shown = CliRunner().invoke(main, command)
+    assert shown.exit_code == 0, shown.output
+    line = f"adapter legal +{2 * (106 + 60) * 4:,} bytes *$"
+    assert re.search(f"^{line}", shown.output, re.MULTILINE), shown.output
+    tensors[f"{module}.lora_B.weight"][1, 1] = math.nan
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    failed = CliRunner().invoke(main, command)
+    assert failed.exit_code == 1
+    assert re.match("Error: adapter 'legal': .* has NaN or infinity in model", failed.output)

@@ -18,6 +18,8 @@ from octavo.model.lora_files import LoraFiles
 
 MAX_NAME_LENGTH = 256
 
+_ITEM_BYTES = 4
+
 Shapes = Mapping[str, tuple[int, int]]
 """(out, in) of linear layers by name."""
 
@@ -32,6 +34,8 @@ class ListedAdapter:
     """Digest of its files."""
     ranks: Mapping[str, int]
     """Of what it adds to linear layers, by name."""
+    num_bytes: int
+    """What that takes in float32."""
 
 
 def survey_adapters(config: EngineConfig, shapes: Shapes) -> tuple[ListedAdapter, ...]:
@@ -53,7 +57,8 @@ def survey_adapters(config: EngineConfig, shapes: Shapes) -> tuple[ListedAdapter
         except ConfigError as error:
             raise ConfigError(f"adapter {name!r}: {error}") from None
         ranks = {module: files.rank_of(module) for module in files.modules}
-        listed.append(ListedAdapter(name, directory, files.version, ranks))
+        num_bytes = sum(rank * sum(shapes[module]) * _ITEM_BYTES for module, rank in ranks.items())
+        listed.append(ListedAdapter(name, directory, files.version, ranks, num_bytes))
     return tuple(listed)
 
 

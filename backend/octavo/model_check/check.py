@@ -10,12 +10,16 @@ import torch
 from octavo.config import EngineConfig
 from octavo.executor.model_runner import widest_window
 from octavo.model.devices import rank_devices
+from octavo.model.lora_list import survey_adapters
+from octavo.model.lora_reader import adaptable_layers
 from octavo.model.quantization import choose_quantization
+from octavo.model.shard import WHOLE, ModelPart
+from octavo.model.spec import ModelSpec
 from octavo.model.tiers import choose_tier
 from octavo.model_check.features import features_off
 from octavo.model_check.glimpse import Glimpse, glimpse
 from octavo.model_check.needs import Needs, native_needs, traced_needs
-from octavo.model_check.report import Memory, ModelReport
+from octavo.model_check.report import AdapterBytes, Memory, ModelReport
 from octavo.model_check.room import blocks_of_sequence, num_blocks
 
 
@@ -52,7 +56,17 @@ def check_model(config: EngineConfig) -> ModelReport:
             max_num_seqs=config.max_num_seqs,
             memory=_memory(config, seen, needs, devices),
             off=off,
+            adapters=_adapters(config, needs.spec),
         )
+
+
+def _adapters(config: EngineConfig, spec: ModelSpec | None) -> tuple[AdapterBytes, ...]:
+    """Return what each adapter of the list takes; reads them all, as a load does."""
+    if not config.enable_lora:
+        return ()
+    assert spec is not None, "adapters take the native decoder"
+    listed = survey_adapters(config, adaptable_layers(ModelPart.of(spec, WHOLE)))
+    return tuple(AdapterBytes(each.name, each.num_bytes) for each in listed)
 
 
 def _memory(

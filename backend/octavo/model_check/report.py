@@ -17,6 +17,14 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterBytes:
+    """What an adapter takes in memory, in float32."""
+
+    name: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class FeatureOff:
     """Something that Octavo does for other models or on other devices, and not here."""
 
@@ -69,6 +77,8 @@ class ModelReport:
     max_num_seqs: int
     memory: Memory
     off: tuple[FeatureOff, ...]
+    adapters: tuple[AdapterBytes, ...] = ()
+    """All of the list, each of which is taken."""
 
 
 class ReportView:
@@ -92,6 +102,8 @@ class ReportView:
         quantization = "" if report.quantization == "none" else f", {report.quantization} layers"
         yield "dtype", f"{report.dtype}{quantization}"
         yield from self._memory()
+        for adapter in report.adapters:
+            yield f"adapter {adapter.name}", f"{adapter.num_bytes:,} bytes"
 
     def _memory(self) -> Iterator[tuple[str, str]]:
         report, memory = self._report, self._report.memory
