@@ -6,6 +6,7 @@ Answers questions only, and changes nothing but its counters. Knows nothing of o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from itertools import chain
@@ -13,6 +14,7 @@ from itertools import chain
 from octavo.cache.kv_cache_manager import KVCacheManager
 from octavo.cache.prefix_cache import CachedPrefix
 from octavo.errors import InvalidRequest, PromptTooLong, QueueFull
+from octavo.scheduler.policy import Policy
 from octavo.scheduler.seating import Seating
 from octavo.scheduler.waiting_queue import WaitingQueue
 from octavo.scheduler.whole_batches import BatchRule, WholeBatches
@@ -49,6 +51,7 @@ class Admission:
         cache: KVCacheManager,
         waiting: WaitingQueue,
         seating: Seating,
+        policy: Policy,
     ) -> None:
         self.max_num_tokens = min(limits.max_model_len, cache.num_blocks * cache.block_size)
         """Tokens, prompt and output, that one sequence may ever hold."""
@@ -61,7 +64,9 @@ class Admission:
         self._reserve = math.ceil(cache.num_blocks * RESERVE)
         self._batches: WholeBatches | None = None
         if limits.batch_rule is not None:
-            self._batches = WholeBatches(limits.batch_rule, cache.num_blocks, cache.block_size)
+            self._batches = WholeBatches(
+                limits.batch_rule, policy, cache.num_blocks, cache.block_size
+            )
 
     def check_possible(self, sequence: Sequence) -> None:
         """Raise InvalidRequest or PromptTooLong if a sequence can never run."""
@@ -143,6 +148,13 @@ class Admission:
                 f"max_num_queued_tokens is {most_tokens:,}; send the request again later"
             )
 
+    @property
+    def newcomer(self) -> Sequence | None:
+        """Who comes in next, if there is room: the head of the queue, or who suits the batch."""
+        if self._batches is None:
+            return self._waiting.head
+        return next(self._batches.joining(self._seating.running, self._waiting), None)
+
     def fits(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
         """Return whether `sequence` can come in now.
 
@@ -150,7 +162,7 @@ class Admission:
         must be about to come.
         """
         seating = self._seating
-        if self._batches is not None and not self._batches.takes(seating.running, sequence):
+        if self._batches is not None and not self._batches.has_room(seating.running, sequence):
             return False
         if prefix.is_coming or sequence.num_seats > seating.num_free_seats:
             return False
@@ -200,7 +212,8 @@ class Admission:
     def _staying(self, newcomer: Sequence) -> tuple[int, int] | None:
         """Return how many requests that count, and their tokens, the next step leaves in the queue.
 
-        None if it can start `newcomer` too, or could if no adapter were waited for.
+        None if it can start `newcomer`, and before that all whom `newcomer` may not pass, or could
+        if no adapter were waited for.
         """
         waiting, running = self._waiting, self._seating.running
         num_staying, num_tokens = waiting.num_new, waiting.num_new_tokens
@@ -210,8 +223,11 @@ class Admission:
         num_blocks = self._num_spare_blocks(list(self._seating))
         budget = self._limits.max_num_batched_tokens - sum(s.num_uncomputed_tokens for s in running)
         batch = running.copy()
-        for sequence in chain(waiting.admissible(), (newcomer,)):
-            if self._batches is not None and not self._batches.takes(batch, sequence):
+        queue: Iterable[Sequence] = chain(waiting.admissible(), (newcomer,))
+        if self._batches is not None:
+            queue = self._batches.joining(batch, queue)
+        for sequence in queue:
+            if self._batches is not None and not self._batches.has_room(batch, sequence):
                 return num_staying, num_tokens
             batch.append(sequence)
             num_free_seats -= sequence.num_seats
@@ -223,6 +239,8 @@ class Admission:
             if not sequence.num_preemptions:
                 num_staying -= 1
                 num_tokens -= sequence.num_tokens
+        if batch[-1] is not newcomer:
+            return num_staying, num_tokens  # it suits no batch that begins now
         if waiting.is_open_to(newcomer) or not waiting.num_held:
             return None
         return num_staying + 1, num_tokens + newcomer.num_tokens  # it was taken off too

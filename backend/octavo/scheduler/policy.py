@@ -39,6 +39,9 @@ class Policy(Protocol):
     def outranks(self, waiting: Sequence, running: Sequence) -> bool:
         """Return whether `waiting` may be admitted before, and in place of, `running`."""
 
+    def may_pass(self, later: Sequence, earlier: Sequence) -> bool:
+        """Return whether `later` may begin at once where `earlier` has to wait for something."""
+
     def arrive(self, sequence: Sequence) -> None:
         """Learn that its tenant has one more live sequence."""
 
@@ -68,6 +71,10 @@ class FcfsPolicy:
         """Return whether `waiting` ranks lower: it ran before, or others passed it meanwhile."""
         return self.rank(waiting) < self.rank(running)
 
+    def may_pass(self, later: Sequence, earlier: Sequence) -> bool:
+        """Return True: `earlier` goes first as soon as it can."""
+        return True
+
     def arrive(self, sequence: Sequence) -> None:
         """Do nothing."""
 
@@ -88,6 +95,10 @@ class PriorityPolicy(FcfsPolicy):
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
         """Return its priority, then its place in the order of arrival."""
         return (sequence.request.priority, sequence.arrival_number, sequence.index)
+
+    def may_pass(self, later: Sequence, earlier: Sequence) -> bool:
+        """Return whether both are as urgent."""
+        return later.request.priority == earlier.request.priority
 
 
 class FairPolicy:
@@ -122,6 +133,10 @@ class FairPolicy:
     def outranks(self, waiting: Sequence, running: Sequence) -> bool:
         """Return False: whoever was admitted stays ahead."""
         return False
+
+    def may_pass(self, later: Sequence, earlier: Sequence) -> bool:
+        """Return True: its tenant is charged for it."""
+        return True
 
     def arrive(self, sequence: Sequence) -> None:
         """Lift its tenant's counter if it has no other live sequence."""

@@ -53,7 +53,7 @@ class Scheduler:
         self.policy = policy
         self.waiting = WaitingQueue(policy)
         self.seating = Seating(limits.max_num_seqs, policy)
-        self.admission = Admission(limits, cache, self.waiting, self.seating)
+        self.admission = Admission(limits, cache, self.waiting, self.seating, policy)
         self.stopping = StopRule(eos_token_ids, self.admission.max_num_tokens)
         self.num_swap_preemptions, self.num_recompute_preemptions = 0, 0
         self._swap_pays = swap_pays
@@ -242,17 +242,17 @@ class Scheduler:
         self.cache.check_integrity([*self.seating, *self.waiting])
 
     def _place_of_head(self) -> int | None:
-        """Return the place among the running where the head of the queue belongs, if any waits."""
-        head = self.waiting.head
+        """Return the place among the running where who comes in next belongs, if anybody may."""
+        head = self.admission.newcomer
         return None if head is None else self.seating.place_of(head)
 
     def _admit(self, index: int, preempted: list[Sequence], now_s: float) -> bool:
-        """Admit the head of the queue before `running[index]`; return whether it was admitted.
+        """Admit who comes in next before `running[index]`; return whether it was admitted.
 
         Those after it make room if that is enough, last first.
         """
-        sequence = self.waiting.head
-        assert sequence is not None, "the queue is empty"
+        sequence = self.admission.newcomer
+        assert sequence is not None, "nobody may come in"
         if index == len(self.running) and sequence.num_seats > self.seating.num_free_seats:
             return False
         if sequence.num_steps_under_way:

@@ -6,9 +6,11 @@ make room. Knows nothing of queues, seats or the model.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
+from octavo.scheduler.policy import Policy
 from octavo.sequence import Sequence
 
 
@@ -25,32 +27,54 @@ class WholeBatches:
 
     Args:
         rule: of the model.
+        policy: whose order the queue is in.
         num_blocks: that a batch may reserve.
         block_size: tokens in one of them.
     """
 
-    def __init__(self, rule: BatchRule, num_blocks: int, block_size: int) -> None:
+    def __init__(self, rule: BatchRule, policy: Policy, num_blocks: int, block_size: int) -> None:
         self._rule = rule
+        self._policy = policy
         self._num_blocks = num_blocks
         self._block_size = block_size
 
-    def takes(self, batch: List[Sequence], newcomer: Sequence) -> bool:
-        """Return whether `newcomer` may join those who are in the batch, if any.
+    def joining(self, batch: List[Sequence], queue: Iterable[Sequence]) -> Iterator[Sequence]:
+        """Yield those of a queue who may be in the batch by their kind, in order.
+
+        The first of all decides of what kind it is. Whoever is of another kind is passed by those
+        who are of its own, as far as the policy lets them, and is the first itself before long.
+        `batch` may grow meanwhile; nobody joins one that has begun.
+        """
+        if any(row.num_computed_tokens or row.num_steps_under_way for row in batch):
+            return
+        passed: Sequence | None = None
+        for sequence in queue:
+            if passed is not None and not self._policy.may_pass(sequence, passed):
+                return
+            if self._suits(batch, sequence):
+                yield sequence
+            elif passed is None:
+                passed = sequence
+
+    def has_room(self, batch: List[Sequence], newcomer: Sequence) -> bool:
+        """Return whether all rows can have what the longest among them needs."""
+        if not batch:
+            return True
+        rows = [*batch, newcomer]
+        longest = max(row.num_tokens for row in rows) + max(map(_most_to_come, rows))
+        num_rows = sum(row.num_seats for row in rows)
+        return num_rows * -(-longest // self._block_size) <= self._num_blocks
+
+    def _suits(self, batch: List[Sequence], newcomer: Sequence) -> bool:
+        """Return whether `newcomer` is of the kind of those who are in the batch, if any.
 
         A prompt whose tokens are scored is alone, for then the logits of all of it are kept.
         """
         if not batch:
             return True
-        rows = [*batch, newcomer]
-        if any(row.num_computed_tokens or row.num_steps_under_way for row in batch):
+        if batch[0].num_unscored_tokens or newcomer.num_unscored_tokens:
             return False
-        if any(row.num_unscored_tokens for row in rows):
-            return False
-        if self._rule.equal_lengths and newcomer.num_tokens != batch[0].num_tokens:
-            return False
-        longest = max(row.num_tokens for row in rows) + max(map(_most_to_come, rows))
-        num_rows = sum(row.num_seats for row in rows)
-        return num_rows * -(-longest // self._block_size) <= self._num_blocks
+        return not self._rule.equal_lengths or newcomer.num_tokens == batch[0].num_tokens
 
 
 def _most_to_come(sequence: Sequence) -> int:

@@ -104,7 +104,7 @@ def pipeline_runner() -> type[PipelineRunner]:
     return PipelineRunner
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fake_runner() -> type[FakeRunner]:
     return FakeRunner
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine
@@ -13,11 +15,12 @@ from octavo.errors import PromptTooLong, QueueFull
 from octavo.request import Request
 from octavo.scheduler.whole_batches import BatchRule
 
+SEATS = st.integers(1, 4)
 MakeRequest = Callable[..., Request]
 MakeBatches = Callable[..., Engine]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_batches(fake_runner: Any) -> MakeBatches:
     """Make an engine of whole batches over the fake runner: 12 blocks of 8 tokens."""
 
@@ -75,10 +78,67 @@ def test_every_row_reserves_the_longest_prompt_and_the_longest_answer(
 def test_prompts_of_one_length_run_together_where_padding_does_harm(
     make_batches: MakeBatches, make_request: MakeRequest
 ) -> None:
+    """Whoever is of another length is passed by all of the first one's, and is the next first."""
     engine = make_batches(equal_lengths=True)
-    for name, prompt in (("a", 4), ("b", 4), ("c", 5), ("d", 4)):
+    for name, prompt in (("a", 4), ("b", 5), ("c", 4), ("d", 6), ("e", 5)):
         engine.add(make_request(name, prompt, max_tokens=2))
-    assert [running(engine) for _ in range(6)] == [["a", "b"], [], ["c"], [], ["d"], []]
+    assert [running(engine) for _ in range(5)] == [["a", "c"], [], ["b", "e"], [], ["d"]]
+
+
+def test_a_prompt_that_is_scored_is_in_no_batch_of_others_and_holds_up_none(
+    make_batches: MakeBatches, make_request: MakeRequest
+) -> None:
+    engine = make_batches()
+    for name, prompt_logprobs in (("a", None), ("b", 0), ("c", None)):
+        engine.add(make_request(name, max_tokens=2, prompt_logprobs=prompt_logprobs))
+    assert running(engine) == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "batches"),
+    [
+        ("fcfs", [["a", "c", "d", "f"], ["b"], ["e"]]),
+        ("priority", [["c", "f"], ["e"], ["a", "d"], ["b"]]),
+        ("fair", [["a", "c", "d", "f"], ["b"], ["e"]]),
+    ],
+)
+def test_only_who_is_as_urgent_passes_those_of_another_length(
+    make_batches: MakeBatches,
+    make_request: MakeRequest,
+    policy: str,
+    batches: list[list[str]],
+) -> None:
+    engine = make_batches(equal_lengths=True, scheduling_policy=policy)
+    for name, prompt, priority in (
+        *(("a", 4, 1), ("b", 5, 1), ("c", 4, 0)),
+        *(("d", 4, 1), ("e", 6, 0), ("f", 4, 0)),
+    ):
+        engine.add(make_request(name, prompt, max_tokens=2, priority=priority))
+    begun = []
+    while engine.has_unfinished:
+        if batch := running(engine):
+            begun.append(sorted(batch))
+    assert begun == batches
+
+
+@given(jobs=st.lists(st.tuples(st.integers(1, 3), st.integers(2, 4)), max_size=12), seats=SEATS)
+def test_the_oldest_decides_of_what_length_a_batch_is_and_as_many_as_can_join_it(
+    make_batches: MakeBatches,
+    make_request: MakeRequest,
+    jobs: list[tuple[int, int]],
+    seats: int,
+) -> None:
+    engine = make_batches(equal_lengths=True, max_num_seqs=seats)
+    waiting = {str(place): job for place, job in enumerate(jobs)}
+    for name, (length, max_tokens) in waiting.items():
+        engine.add(make_request(name, length, max_tokens=max_tokens))
+    while waiting:
+        length = next(iter(waiting.values()))[0]
+        batch = [name for name, job in waiting.items() if job[0] == length][:seats]
+        assert running(engine) == batch
+        for _ in range(max(waiting.pop(name)[1] for name in batch) - 1):
+            assert set(running(engine)) <= set(batch)
+    assert not engine.has_unfinished
 
 
 def test_an_urgent_request_waits_for_the_batch_and_goes_before_the_others(
@@ -110,9 +170,11 @@ def test_who_cannot_be_in_the_batch_that_begins_counts_too(
 ) -> None:
     engine = make_batches(equal_lengths=True, max_num_queued_requests=1)
     for name, prompt in (("a", 4), ("b", 5)):
-        engine.add(make_request(name, prompt))
+        engine.add(make_request(name, prompt, max_tokens=2))
     with pytest.raises(QueueFull, match=r"^1 request waits "):
-        engine.add(make_request("c", 4))
+        engine.add(make_request("c", 5))
+    engine.add(make_request("d", 4, max_tokens=2))
+    assert running(engine) == ["a", "d"]
 
 
 def test_answers_of_one_request_are_rows_of_one_batch(
