@@ -32,6 +32,7 @@ from octavo.model_check.glimpse import glimpse
 from octavo.model_check.needs import native_needs
 from octavo.model_check.room import blocks_of_sequence
 from octavo.sequence import Sequence
+from octavo.static_engine.refusals import BEAMS, OPTIONS
 from octavo.static_engine.runner import StaticRunner
 
 Checkpoint = Callable[[str], Path]
@@ -98,8 +99,10 @@ def test_the_traditional_mode_finds_what_shapes_tell(model_type, checkpoint: Che
     assert report.tier == "static"
     assert memory.weight_bytes == logged_weights(caplog)
     assert memory.num_blocks == runner.num_blocks
-    off = {each.feature for each in report.off}
-    assert {"prefix cache", "several ranks", "LoRA", "int8", "fp8"} <= off
+    off = {each.feature: each.reason for each in report.off}
+    assert {"prefix cache", "several ranks", "LoRA", "int8", "fp8", "swap"} < off.keys()
+    for each in (*OPTIONS, BEAMS):
+        assert off[each.feature] == each.reason
 
 
 @pytest.mark.parametrize(
@@ -223,6 +226,20 @@ def test_weights_that_do_not_fit_into_memory_are_refused(spoil) -> None:
     )
 
 
+def test_what_is_no_terminal_gets_a_line_for_each_figure_however_long(
+    checkpoint: Checkpoint,
+) -> None:
+    shown = CliRunner().invoke(main, ["check", str(checkpoint("mamba")), "--device", "cpu"])
+    lines = shown.output.splitlines()
+    assert lines == [line.rstrip() for line in lines]
+    assert lines[1].startswith("served     static: MambaForCausalLM has 3 layers, but ")
+    assert lines[1].endswith("; 'mamba' is of no native family")
+    assert (
+        "off: requests that join at every step  who comes later waits until the batch has ended"
+        in lines
+    )
+
+
 def test_the_command_prints_a_table_or_json_and_fails_with_the_reason(
     checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
@@ -231,7 +248,7 @@ def test_the_command_prints_a_table_or_json_and_fails_with_the_reason(
     shown = CliRunner().invoke(main, command)
     assert shown.exit_code == 0, shown.output
     assert re.search(r"^weights +\d+,\d+ bytes ", shown.output, re.MULTILINE)
-    assert re.search(r"^off: LoRA +adapters take the native decoder", shown.output, re.MULTILINE)
+    assert re.search(r"^off: LoRA +adapters take the native decoder$", shown.output, re.MULTILINE)
     values = json.loads(CliRunner().invoke(main, [*command, "--json"]).output)
     assert (values["tier"], values["memory"]["num_blocks"]) == ("transformers", 20)
     assert values["memory"]["num_sequences"] == 20 // 7

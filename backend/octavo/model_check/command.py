@@ -76,5 +76,9 @@ def check(model: str, as_json: bool, **options: Any) -> None:
         values = asdict(report)
         values["memory"]["num_sequences"] = report.memory.num_sequences
         click.echo(json.dumps(values))
-    else:
-        Console(highlight=False).print(ReportView(report))
+        return
+    view, console = ReportView(report), Console(highlight=False)
+    if console.is_terminal:
+        console.print(view)
+    else:  # a line may be longer than any terminal is wide
+        click.echo("\n".join(view.lines()))

@@ -13,16 +13,14 @@ from octavo.config import EngineConfig
 from octavo.model.quantization import QUANTIZED, quantization_refusal
 from octavo.model.spec import ModelSpec
 from octavo.model_check.report import FeatureOff
+from octavo.static_engine.refusals import BEAMS, OPTIONS
 
+#: What batches of whole requests do without, whatever is asked for; they refuse more.
 _STATIC = {
     "paged KV": "batches of whole requests run, each with a cache of transformers' own",
     "requests that join at every step": "who comes later waits until the batch has ended",
     "prefix cache": "no cache outlives its batch",
     "chunks of prompts": "a prompt is computed whole",
-    "swap": "no KV leaves the device",
-    "beam search": "blocks are needed to share what beams have in common",
-    "int8": "transformers' own layers compute",
-    "fp8": "transformers' own layers compute",
 }
 
 
@@ -48,7 +46,7 @@ def features_off(
 
 def _static_off() -> Iterator[tuple[str, str]]:
     yield from _STATIC.items()
-    yield from _not_native()
+    yield from {each.feature: each.reason for each in (*OPTIONS, BEAMS)}.items()
 
 
 def _not_native() -> Iterator[tuple[str, str]]:

@@ -82,10 +82,16 @@ class ModelReport:
 
 
 class ReportView:
-    """A report as a table for a terminal."""
+    """A report as a table for a terminal, or as plain lines for whoever reads them elsewhere."""
 
     def __init__(self, report: ModelReport) -> None:
         self._report = report
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each figure and each feature that is off, however long it is."""
+        for rows in (list(self._rows()), list(self._off())):
+            width = max((len(name) for name, _ in rows), default=0) + _GAP
+            yield from (f"{name:<{width}}{text}" for name, text in rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for rows in (self._rows(), self._off()):

@@ -18,8 +18,8 @@ from octavo.model_check.glimpse import Glimpse
 from octavo.model_check.needs import unnamed_dtype
 from octavo.model_check.report import Memory, ModelReport
 from octavo.model_check.room import memory_left
-from octavo.static_engine.engine import check_options
 from octavo.static_engine.memory import RowBytes, choose_num_blocks, measure_row
+from octavo.static_engine.refusals import check_options
 
 
 def check_static(config: EngineConfig, seen: Glimpse, tier: Tier) -> ModelReport:

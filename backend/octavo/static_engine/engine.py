@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine
-from octavo.errors import ConfigError, InvalidRequest, PromptTooLong
+from octavo.errors import InvalidRequest, PromptTooLong
 from octavo.request import FinishReason, Request, StepOutput, TokenOutput
 from octavo.scheduler.whole_batches import BatchRule
+from octavo.static_engine.refusals import MODE, check_beam_width, check_options
 from octavo.static_engine.runner import StaticRunner
 from octavo.static_engine.trial import BatchKind
 
-_MODE = "in the traditional mode (model_impl static)"
 #: Bytes of the logits of one prompt whose tokens are scored: they are all there at once.
 MOST_LOGITS_BYTES = 1 << 30
 _MOST_TOKENS_A_STEP = 2**31 - 1
@@ -85,8 +85,7 @@ class StaticEngine(Engine):
 
     def _check(self, request: Request) -> None:
         params, num_prompt_tokens = request.params, len(request.prompt_token_ids)
-        if params.beam_width > 1:
-            raise InvalidRequest(f"beam_width is {params.beam_width} but must be 1 {_MODE}")
+        check_beam_width(params.beam_width)
         if self.info.encodes_prompt:
             self._check_encoded(request)
         elif params.prompt_logprobs is not None:
@@ -94,7 +93,7 @@ class StaticEngine(Engine):
             if needed > MOST_LOGITS_BYTES:
                 raise InvalidRequest(
                     f"prompt_logprobs of {num_prompt_tokens:,} prompt tokens takes {needed:,} "
-                    f"bytes of logits but at most {MOST_LOGITS_BYTES:,} are allowed {_MODE}; "
+                    f"bytes of logits but at most {MOST_LOGITS_BYTES:,} are allowed {MODE}; "
                     "shorten the prompt"
                 )
 
@@ -115,25 +114,3 @@ class StaticEngine(Engine):
             raise InvalidRequest(
                 f"max_tokens is {params.max_tokens:,} but the decoder has room for {room:,}"
             )
-
-
-def check_options(config: EngineConfig) -> None:
-    """Refuse options that have no meaning in the traditional mode.
-
-    Raises:
-        ConfigError: names one.
-    """
-    for name, allowed in (
-        ("tensor_parallel_size", 1),
-        ("pipeline_parallel_size", 1),
-        ("quantization", "none"),
-        ("enable_lora", False),
-    ):
-        value = getattr(config, name)
-        if value != allowed:
-            raise ConfigError(f"option {name} is {value!r} but must be {allowed!r} {_MODE}")
-    if config.preemption_mode == "swap":
-        raise ConfigError(
-            f"option preemption_mode is 'swap' but must be 'auto' or 'recompute' {_MODE}, where "
-            "no KV leaves the device"
-        )
