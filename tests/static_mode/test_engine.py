@@ -95,6 +95,7 @@ def test_a_batch_has_the_tokens_that_transformers_generates_alone(
     [
         ("jamba", BatchKind.PADDED),
         ("t5", BatchKind.PADDED),
+        ("bart", BatchKind.PADDED),
         ("recurrent_gemma", BatchKind.EQUAL),
         ("rwkv", BatchKind.SINGLE),
     ],
@@ -104,6 +105,18 @@ def test_what_a_batch_may_hold_is_found_out(
 ) -> None:
     runner = StaticRunner(EngineConfig(str(checkpoint(name)), cpu_threads=1, device="cpu"))
     assert runner.batch_kind is kind
+
+
+def test_a_prompt_of_one_token_knows_nothing_of_the_batch_before(make_engine: MakeEngine) -> None:
+    """RecurrentGemma keeps its state in its modules, and takes such a prompt for a next token."""
+    engine = make_engine("recurrent_gemma")
+    first = answer(engine, [40])
+    answer(engine, PROMPTS[1])
+    assert answer(engine, [40]) == first
+    longer = answer(engine, [41, 40])
+    assert answer(engine, [41]) != longer
+    for module in engine._static_runner._model.module.modules():
+        assert getattr(module, "recurrent_states", None) is None
 
 
 def test_a_model_without_rows_side_by_side_has_one_seat(make_engine: MakeEngine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -162,6 +163,22 @@ def test_a_row_takes_its_state_and_its_tokens(checkpoint: Checkpoint) -> None:
     assert measure_row(load_pretrained(config_of(checkpoint("mamba")))) == RowBytes(
         2 * state * 4, 0
     )
+    # Two layers keep a state and 3 more columns for the convolution, in their modules; the third
+    # has keys and values of 8 columns for a window of 16 tokens, in a cache that is not returned
+    # and counts its tokens.
+    in_modules, window = 2 * (32 + 32 * 3) * 4, 15 * 2 * 8 * 4 + 8
+    griffin = measure_row(load_pretrained(config_of(checkpoint("recurrent_gemma"))))
+    assert griffin == RowBytes(in_modules + window, 0)
+
+
+def test_the_log_of_a_load_has_no_advice_of_transformers(
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    transformers.utils.logging.warning_once.cache_clear()
+    load_chosen(config_of(checkpoint("mamba")))
+    told = [record.getMessage() for record in caplog.records if "transformers" in record.name]
+    assert told == []
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from octavo.model.loader import (
 from octavo.model.location import configured_checkpoint
 from octavo.model.packed_modules import weight_bytes
 from octavo.model.pretrained_weights import load_weights
+from octavo.model.transformers_advice import silence_advice
 
 #: Of a model that has no limit of its own, or says none; in tokens, unless `max_model_len` is.
 DEFAULT_CONTEXT = 4096
@@ -114,6 +115,7 @@ def _factory(hf_config: Any) -> Any:
 def _pretrained(
     config: EngineConfig, directory: Path, module: Any, device: torch.device
 ) -> PretrainedModel:
+    silence_advice()
     text = module.config.get_text_config()
     return PretrainedModel(
         module.eval(),

@@ -8,12 +8,15 @@ traditional mode. No weights are read to choose. Knows what each way needs, not 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError, NotPaged
+from octavo.errors import ConfigError, NotPaged, shown
+from octavo.model.families import FAMILIES
+from octavo.model.image_models import IMAGE_MODELS
 from octavo.model.interface import ServedModel
 from octavo.model.loader import load_model, read_model_config, read_spec
 from octavo.model.location import configured_checkpoint
@@ -43,7 +46,7 @@ def choose_tier(directory: Path, config: EngineConfig) -> Tier:
         ConfigError: it cannot be served at all, or not in the way that the options ask for.
     """
     wanted = config.model_impl
-    read_model_config(directory, trust_remote_code=config.trust_remote_code)
+    values = read_model_config(directory, trust_remote_code=config.trust_remote_code)
     if wanted == "static":
         return Tier("static", "option model_impl is 'static'")
     refusal = None
@@ -65,7 +68,7 @@ def choose_tier(directory: Path, config: EngineConfig) -> Tier:
     ):
         if asked:
             raise ConfigError(f"{what}, but {why_not_native}; {otherwise}")
-    reason = f"the native decoder refuses it: {refusal}" if refusal else why_not_native
+    reason = _native_refusal(values, refusal) if refusal else why_not_native
     # Imported late: transformers' models take seconds, and a native decoder needs none of them.
     from octavo.model.transformers_trace import trace_model
 
@@ -76,6 +79,14 @@ def choose_tier(directory: Path, config: EngineConfig) -> Tier:
             raise ConfigError(f"option model_impl is 'transformers' but {error}") from None
         return Tier("static", f"{error}; {reason}")
     return Tier("transformers", reason, traced)
+
+
+def _native_refusal(values: Mapping[str, Any], refusal: ConfigError) -> str:
+    """Say why a model is not native, without the list of those that are, for a log line."""
+    model_type = values.get("model_type")
+    if model_type in (*FAMILIES, *IMAGE_MODELS):
+        return f"the native decoder refuses it: {refusal}"
+    return f"{shown(model_type)} is of no native family"
 
 
 def load_served_model(config: EngineConfig) -> ServedModel:

@@ -25,6 +25,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from octavo.errors import NotPaged, first_line
 from octavo.model.hf_config import read_hf_config
 from octavo.model.row_independence import CallRecorder
+from octavo.model.transformers_advice import silence_advice
 
 _TRACED = "octavo_traced"
 #: The attribute of a module that holds the list of its model's calls.
@@ -83,6 +84,7 @@ def trace_model(directory: Path, *, trust_remote_code: bool) -> TracedModel:
         NotPaged: it cannot run over paged KV; the message says why.
         ConfigError: transformers cannot read the config at all.
     """
+    silence_advice()
     config = read_hf_config(directory, trust_remote_code=trust_remote_code)
     _check_config(config)
     model = _make_without_weights(config, trust_remote_code)

@@ -19,6 +19,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from octavo.model.devices import use_device
 from octavo.model.pretrained import PretrainedModel
+from octavo.static_engine.module_state import ModuleState
 
 _END_TIMEOUT_S = 5.0
 
@@ -139,14 +140,17 @@ class Generation:
 
 def _run(model: PretrainedModel, exchange: _Exchange) -> None:
     use_device(model.device)
+    state = ModuleState(model.module)
     while (batch := exchange.batches.get()) is not None:
         end: Exception | None = None
+        state.clear()
         try:
             _generate(model, batch, exchange)
         except _Left:
             pass
         except Exception as error:
             end = error
+        state.clear()
         exchange.logits.put(end)
 
 

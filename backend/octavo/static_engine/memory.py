@@ -6,11 +6,13 @@ it is, and what each token adds. Knows nothing of requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import Cache
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
@@ -18,9 +20,9 @@ from octavo.executor.kv_storage import kv_memory_bytes
 from octavo.host_resources import HostMemory
 from octavo.model.pretrained import PretrainedModel
 from octavo.scheduler.admission import RESERVE
+from octavo.static_engine.module_state import ModuleState, tensors_in
 
 _LENGTHS = (16, 32)
-_MOST_DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,9 @@ class RowBytes:
 
 @torch.no_grad()
 def measure_row(model: PretrainedModel) -> RowBytes:
-    """Measure what a row keeps from one step to the next."""
-    few, many = (_kept_bytes(model, length) for length in _LENGTHS)
+    """Measure what a row keeps from one step to the next; the model must not have run before."""
+    state = ModuleState(model.module)
+    few, many = (_kept_bytes(model, length, state) for length in _LENGTHS)
     per_token = max(0, many - few) // (_LENGTHS[1] - _LENGTHS[0])
     return RowBytes(max(0, few - per_token * _LENGTHS[0]), per_token)
 
@@ -82,30 +85,32 @@ def choose_num_blocks(
     return num_blocks
 
 
-def _kept_bytes(model: PretrainedModel, num_tokens: int) -> int:
-    """Return the bytes of all that a forward pass returns, but for the logits."""
+def _kept_bytes(model: PretrainedModel, num_tokens: int, state: ModuleState) -> int:
+    """Return the bytes of what there is after a forward pass, but for the logits."""
     token_ids = torch.ones(1, num_tokens, dtype=torch.int64, device=model.device)
     start = {"decoder_input_ids": token_ids[:, :1]} if model.is_encoder_decoder else {}
-    output = model.module(input_ids=token_ids, use_cache=True, **start)
+    with _noting_caches(model.module) as caches:
+        output = model.module(input_ids=token_ids, use_cache=True, **start)
     kept = {key: value for key, value in output.items() if key != "logits"}
-    found = _tensors(kept, _MOST_DEPTH)
     # On the meta device nothing has an address.
+    found = [*tensors_in([kept, *caches]), *state.tensors()]
     sizes = {tensor.data_ptr() or id(tensor): tensor.nbytes for tensor in found}
+    state.clear()
     return sum(sizes.values())
 
 
-def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a value: of lists, mappings and attributes."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and not isinstance(value, torch.nn.Module | str | int | float | None):
-        items = (
-            value.values()
-            if isinstance(value, Mapping)
-            else vars(value).values()
-            if hasattr(value, "__dict__")
-            else value
-        )
-        if isinstance(value, list | tuple | Mapping) or hasattr(value, "__dict__"):
-            for item in items:
-                yield from _tensors(item, depth - 1)
+@contextmanager
+def _noting_caches(model: torch.nn.Module) -> Iterator[list[Cache]]:
+    """Collect the caches that modules are called with, for not every model returns its own."""
+    caches: list[Cache] = []
+
+    def note(_: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        given = (value for value in (*args, *named.values()) if isinstance(value, Cache))
+        caches.extend(cache for cache in given if not any(cache is each for each in caches))
+
+    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in model.modules()]
+    try:
+        yield caches
+    finally:
+        for hook in hooks:
+            hook.remove()

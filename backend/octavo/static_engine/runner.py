@@ -57,9 +57,9 @@ class StaticRunner:
         self.max_prompt_len = model.max_model_len
         """Tokens that a prompt may have; those of an answer share them, or are as many."""
         self.max_model_len = model.max_model_len * (1 + self.is_encoder_decoder)
+        row = measure_row(model)
         self._generation = Generation(model)
         self.batch_kind = find_batch_kind(self._generation, self.vocab_size, model.module.dtype)
-        row = measure_row(model)
         self.num_blocks = choose_num_blocks(
             config, row, self.max_model_len, model.device, host_memory()
         )
@@ -67,13 +67,13 @@ class StaticRunner:
         """Of the sequences of the batch, by request and answer."""
         self._scores: PromptScores | None = None
         logger.info(
-            "%s on %s in the traditional mode after %.1f s: %d rows a batch, of %s, %s slots of "
-            "%s bytes, %s bytes a row",
+            "%s on %s in the traditional mode after %.1f s: batches of %s, at most %d at once; "
+            "room for %s tokens of %s bytes and %s bytes a row",
             model.name,
             model.device,
             time.monotonic() - started_s,
-            config.max_num_seqs if self.batch_kind is not BatchKind.SINGLE else 1,
             self.batch_kind.value,
+            config.max_num_seqs if self.batch_kind is not BatchKind.SINGLE else 1,
             f"{self.num_blocks * config.block_size:,}",
             f"{row.per_token:,}",
             f"{row.fixed:,}",

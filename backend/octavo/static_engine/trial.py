@@ -39,14 +39,17 @@ def find_batch_kind(generation: Generation, vocab_size: int, dtype: torch.dtype)
         _prompt(*each, vocab_size) for each in ((_SHORT, 3), (_LONG, 5), (_SHORT, 7))
     )
     alone = _logits(generation, [short])
-    tolerance = _TOLERANCES.get(dtype, max(_TOLERANCES.values())) * float(alone.std())
+    # What a model's generation config rules out or forces is at infinity.
+    spread = float(alone[alone.isfinite()].std())
+    tolerance = _TOLERANCES.get(dtype, max(_TOLERANCES.values())) * spread
     for kind, neighbour in ((BatchKind.PADDED, long), (BatchKind.EQUAL, other)):
         try:
             beside = _logits(generation, [short, neighbour])
         except Exception as error:  # a model's own code may raise anything
             logger.info("a batch of %s fails: %s", kind.value.partition(",")[0], error)
             continue
-        if (beside - alone).abs().max() <= tolerance:
+        apart = torch.where(beside == alone, 0.0, (beside - alone).abs())
+        if apart.max() <= tolerance:
             return kind
     return BatchKind.SINGLE
 
