@@ -153,7 +153,7 @@ class Admission:
         """Who comes in next, if there is room: the head of the queue, or who suits the batch."""
         if self._batches is None:
             return self._waiting.head
-        return next(self._batches.joining(self._seating.running, self._waiting), None)
+        return next(self._batches.joining(self._seating.running, self._waiting.admissible()), None)
 
     def fits(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
         """Return whether `sequence` can come in now.
