@@ -1,6 +1,7 @@
 """What a PEFT `adapter_config.json` says, of plain LoRA on linear layers; all else is refused.
 
-Modules are named as in the model: `model.layers.0.self_attn.q_proj`. Knows nothing of tensors.
+Modules are named as in the model: `model.layers.0.self_attn.q_proj`; or as in one that reads images
+too, whose text the model is. Knows nothing of tensors.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from octavo.errors import ConfigError, shown
 from octavo.model.checkpoint import read_json
 from octavo.model.config_fields import ConfigFields
+from octavo.model.text_tensors import text_name
 
 #: What would change an answer, and is not computed here.
 _UNSUPPORTED = {
@@ -106,7 +108,10 @@ class LoraConfig:
 def _targets(values: Mapping[str, Any]) -> tuple[str, ...] | None:
     targets = values.get("target_modules")
     is_partial = any(values.get(name) not in (None, []) for name in _PARTIAL)
-    return None if is_partial or not isinstance(targets, list) else tuple(map(str, targets))
+    if is_partial or not isinstance(targets, list):
+        return None
+    names = (text_name(str(target)) for target in targets)
+    return tuple(name for name in names if name is not None)
 
 
 def _is_named(module: str, name: str) -> bool:
@@ -128,5 +133,7 @@ def _pattern(fields: ConfigFields, name: str) -> tuple[tuple[str, float], ...]:
             raise fields.error(name, key, "names of modules, not regular expressions")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 2**31:
             raise fields.error(f"{name} of {shown(key)}", value, "a positive number")
-        pairs.append((module, float(value)))
+        name_of_text = text_name(module)
+        if name_of_text is not None:
+            pairs.append((name_of_text, float(value)))
     return tuple(pairs)

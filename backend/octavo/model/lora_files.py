@@ -6,6 +6,7 @@ Knows which names and shapes a model's linear layers have, and nothing of how th
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,18 @@ from safetensors import SafetensorError, deserialize
 from octavo.errors import ConfigError
 from octavo.model.lora_config import LoraConfig
 from octavo.model.tensor_check import some_names
+from octavo.model.text_tensors import text_name
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _ENDINGS = (".lora_A.weight", ".lora_B.weight")
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 _DIGEST_BYTES = 32
+
+_Tensor = dict[str, Any]
+"""Dtype, shape and data."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class LoraFiles:
         self._path = directory / _WEIGHTS
         data = _read(self._path)
         self._config = LoraConfig.read(directory / _CONFIG)
-        self._tensors = _tensors_of(self._path, data)
+        self._tensors = self._of_text(_tensors_of(self._path, data))
         self.version = _digest(_read(directory / _CONFIG), data)
         """Digest of all that it is made of."""
         self.modules = self._check_names(shapes)
@@ -85,6 +92,23 @@ class LoraFiles:
         tensor = self._tensors[name]
         flat = torch.frombuffer(tensor["data"], dtype=_DTYPES[tensor["dtype"]])
         return flat.view(tensor["shape"]).float()
+
+    def _of_text(self, tensors: Mapping[str, _Tensor]) -> dict[str, _Tensor]:
+        """Return tensors by the names of a text model, without those of what reads images."""
+        found: dict[str, _Tensor] = {}
+        for stored, tensor in tensors.items():
+            name: str | None = stored
+            if stored.startswith(_PREFIX):
+                module = text_name(stored.removeprefix(_PREFIX))
+                name = None if module is None else f"{_PREFIX}{module}"
+            if name in found:
+                raise ConfigError(f"{self._path} has {name} twice, by two names that it has had")
+            if name is not None:
+                found[name] = tensor
+        if len(found) < len(tensors):
+            count = len(tensors) - len(found)
+            logger.info("images are off: %d tensors of %s are not used", count, self._path)
+        return found
 
     def _check_names(self, shapes: Mapping[str, tuple[int, int]]) -> tuple[str, ...]:
         """Return the modules that the tensors belong to, in the model's order."""
@@ -145,7 +169,7 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
-def _tensors_of(path: Path, data: bytes) -> dict[str, dict[str, Any]]:
+def _tensors_of(path: Path, data: bytes) -> dict[str, _Tensor]:
     """Return dtype, shape and data of each tensor by name."""
     try:
         return dict(deserialize(data))  # type: ignore[no-untyped-call]

@@ -22,6 +22,18 @@ _LEFT_OUT = tuple(f"{prefix}{part}." for part in _IMAGE_PARTS for prefix in ("",
 logger = logging.getLogger(__name__)
 
 
+def text_name(name: str) -> str | None:
+    """Return what a text model calls a part of a model that reads images; None for what reads them.
+
+    Names of a text model stay as they are.
+    """
+    if name.startswith(_LEFT_OUT):
+        return None
+    if name.startswith(_NEWER):
+        return f"{_TEXT}{name.removeprefix(_NEWER)}"
+    return name.removeprefix(_OLDER)
+
+
 class TextTensors:
     """A checkpoint without what it has for images, read as one of its text model.
 
