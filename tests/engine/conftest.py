@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,13 @@ from octavo.sequence import NO_BLOCK, Sequence
 
 Trace = list[tuple[int, TokenLogprobs]]
 """Each output token and its log-probabilities, to compare to the bit."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collected() -> Iterator[None]:
+    """Give the memory of a module's engines back: they refer to themselves, so it would be late."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -27,8 +27,7 @@ def test_the_trial_of_a_grammar_ends_with_its_parent() -> None:
         trials: list[psutil.Process] = []
         while not trials:
             assert time.monotonic() < deadline, "no trial was started"
-            children = process.children()
-            trials = [c for c in children if "octavo.grammar.probe" in c.cmdline()]
+            trials = [child for child in process.children() if is_trial(child)]
         time.sleep(0.5)  # past its imports, so that it is tied
         (trial,) = trials
         assert trial.is_running()
@@ -37,6 +36,13 @@ def test_the_trial_of_a_grammar_ends_with_its_parent() -> None:
     while not has_ended(trial):
         assert time.monotonic() < deadline, "it outlives its parent"
         time.sleep(0.01)
+
+
+def is_trial(process: psutil.Process) -> bool:
+    try:
+        return "octavo.grammar.probe" in process.cmdline()
+    except psutil.NoSuchProcess:  # another one, which has ended
+        return False
 
 
 def has_ended(process: psutil.Process) -> bool:
