@@ -13,8 +13,9 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
-#: The engine is killed at 20 s and at 40 s; the model is unloaded and loaded at 30 s.
-FORM = "--minutes 1 --kill-every 20 --reloads 1 --capacity-s 6 --warm-up-s 5".split()
+#: The engine is killed at 20 s and at 40 s; the model is unloaded and loaded at 30 s. A stub counts
+#: as warm when it has surely loaded it.
+FORM = "--minutes 1 --kill-every 20 --reloads 1 --capacity-s 6 --warm-up-s 12".split()
 
 
 def test_soak_of_a_minute_keeps_every_promise_that_is_counted(
