@@ -49,7 +49,7 @@ LOOK_AGAIN_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class StepStart:
     """A step that computes; its logits hold once it is finished."""
 
     scheduled: SchedulerOutput
@@ -109,7 +109,7 @@ class Engine:
         self._clock = clock
         self._copies = BlockCopies()
         """Those of a step that is being launched."""
-        self._started: deque[_Start] = deque()
+        self._started: deque[StepStart] = deque()
         self._under_way: deque[_Flight] = deque()
         self._drawn: torch.Tensor | None = None
         """Token ids that the last launched step draws, on the device."""
@@ -200,15 +200,15 @@ class Engine:
         arrivals = self._runner.arrived_adapters(LOOK_AGAIN_S if is_idle else 0.0)
         return adapters.arrive(arrivals, self._clock())
 
-    def _start(self, scheduled: SchedulerOutput) -> _Start:
+    def _start(self, scheduled: SchedulerOutput) -> StepStart:
         self._copies = scheduled.copies
         masks = self._masks.start(scheduled.sampling)
         logits = self._runner.execute(scheduled, self._drawn)
         self._copies = BlockCopies()
         self.scheduler.advance(scheduled)
-        return _Start(scheduled, masks, logits)
+        return StepStart(scheduled, masks, logits)
 
-    def _draw(self, start: _Start) -> _Flight:
+    def _draw(self, start: StepStart) -> _Flight:
         self._runner.finish()
         scores = self._runner.pop_scores() if start.scheduled.scored else None
         sampling = start.scheduled.sampling

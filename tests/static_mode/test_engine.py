@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import random
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from octavo.config import EngineConfig
-from octavo.errors import InvalidRequest, PromptTooLong
+from octavo.errors import EngineError, InvalidRequest, PromptTooLong
 from octavo.request import FinishReason, Request, TokenOutput
 from octavo.sampling_params import SamplingParams
 from octavo.static_engine.engine import StaticEngine
@@ -270,11 +273,87 @@ def test_a_model_that_fails_in_a_batch_ends_the_engine_with_its_error(
     engine.step()
 
     def fail(*_: Any, **__: Any) -> None:
-        raise MemoryError("no more")
+        raise ValueError("no more")
 
     monkeypatch.setattr("transformers.MambaForCausalLM.forward", fail)
-    with pytest.raises(MemoryError, match=r"^no more$"):
+    with pytest.raises(ValueError, match=r"^no more$"):
         engine.step()
+
+
+@pytest.fixture
+def have_room_for(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that lets Mamba have memory for so many tokens a step, and no others."""
+    forward = transformers.MambaForCausalLM.forward
+
+    def limit(most: int, error: Exception) -> None:
+        def limited(self: Any, input_ids: Any, *args: Any, **named: Any) -> Any:
+            if input_ids.numel() > most:
+                raise error
+            return forward(self, input_ids, *args, **named)
+
+        # The class's own signature says which arguments `generate` may pass.
+        monkeypatch.setattr(
+            "transformers.MambaForCausalLM.forward", functools.wraps(forward)(limited)
+        )
+
+    return limit
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=repr,
+)
+def test_a_batch_that_takes_too_much_memory_is_halved(
+    error: Exception,
+    make_engine: MakeEngine,
+    have_room_for: Callable[..., None],
+    generate_alone: Callable[..., list[int]],
+) -> None:
+    """Five prompts of up to 30 tokens: of 150 tokens, and half of them, only one fits at a time."""
+    engine = make_engine("mamba")
+    alone = [generate_alone("mamba", prompt, 8) for prompt in PROMPTS]
+    have_room_for(38, error)
+    outputs = run(engine, [make_request(engine, str(i), p) for i, p in enumerate(PROMPTS)])
+    assert [tokens_of(outputs[str(i)]) for i in range(len(PROMPTS))] == alone
+    assert {len([o for o in each if o.finish_reason]) for each in outputs.values()} == {1}
+    engine.check_integrity()
+
+
+def test_a_prompt_that_takes_too_much_memory_alone_ends_and_no_other(
+    make_engine: MakeEngine, have_room_for: Callable[..., None]
+) -> None:
+    engine = make_engine("mamba")
+    have_room_for(29, MemoryError())
+    outputs = run(engine, [make_request(engine, str(i), p) for i, p in enumerate(PROMPTS)])
+    (failed,) = outputs["4"]
+    assert failed.finish_reason is FinishReason.ERROR
+    assert isinstance(failed.error, EngineError)
+    assert str(failed.error).startswith(
+        "there is not enough memory for a batch of 1 whose longest text has 30 tokens; "
+    )
+    assert [len(tokens_of(outputs[str(place)])) for place in range(4)] == [8] * 4
+    engine.check_integrity()
+
+
+def test_a_batch_that_runs_out_of_memory_later_ends_and_the_next_begins(
+    make_engine: MakeEngine, have_room_for: Callable[..., None]
+) -> None:
+    engine = make_engine("mamba")
+    engine.add(make_request(engine, "a", PROMPTS[0], n=2))
+    engine.add(make_request(engine, "b", PROMPTS[0]))
+    engine.step()
+    have_room_for(0, MemoryError())
+    ended = engine.step().outputs
+    assert [(each.request_id, each.index) for each in ended] == [("a", 0), ("a", 1), ("b", 0)]
+    assert {each.finish_reason for each in ended} == {FinishReason.ERROR}
+    have_room_for(1000, MemoryError())
+    assert len(answer(engine, PROMPTS[0])) == 8
+    engine.check_integrity()
 
 
 def test_an_engine_that_is_dropped_in_a_batch_takes_its_thread_along(

@@ -7,15 +7,19 @@ threads, the server or text.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from octavo.config import EngineConfig
-from octavo.engine import Engine
-from octavo.errors import InvalidRequest, PromptTooLong
+from octavo.engine import Engine, StepStart
+from octavo.errors import EngineError, InvalidRequest, PromptTooLong
 from octavo.request import FinishReason, Request, StepOutput, TokenOutput
+from octavo.scheduler.ending import last_outputs
+from octavo.scheduler.output import SchedulerOutput
 from octavo.scheduler.whole_batches import BatchRule
+from octavo.static_engine.generation import LacksMemory
 from octavo.static_engine.refusals import MODE, check_beam_width, check_options
 from octavo.static_engine.runner import StaticRunner
 from octavo.static_engine.trial import BatchKind
@@ -23,6 +27,8 @@ from octavo.static_engine.trial import BatchKind
 #: Bytes of the logits of one prompt whose tokens are scored: they are all there at once.
 MOST_LOGITS_BYTES = 1 << 30
 _MOST_TOKENS_A_STEP = 2**31 - 1
+
+logger = logging.getLogger(__name__)
 
 
 class StaticEngine(Engine):
@@ -78,6 +84,43 @@ class StaticEngine(Engine):
         output = super().step()
         self._leave_if_over()
         return output
+
+    def _start(self, scheduled: SchedulerOutput) -> StepStart:
+        try:
+            return super()._start(scheduled)
+        except LacksMemory as error:
+            reason = str(error)
+        return self._start(self._shrink(scheduled, reason))
+
+    def _shrink(self, scheduled: SchedulerOutput, reason: str) -> SchedulerOutput:
+        """Return a step that takes less memory than one that there was not enough for.
+
+        Of a batch that begins, half go back to the queue; one prompt alone, or a batch that has
+        begun, ends with an error.
+        """
+        rows, now_s = [each.sequence for each in scheduled.scheduled], self._clock()
+        if len(rows) > 1 and not rows[0].num_computed_tokens:
+            num_kept = len(rows) // 2
+            logger.warning(
+                "a batch of %d prompts of up to %d tokens takes more memory than there is (%s); "
+                "%d of them begin",
+                *(len(rows), max(row.num_tokens for row in rows), reason, num_kept),
+            )
+            for row in reversed(rows[num_kept:]):
+                self.scheduler.preempt(row, now_s)
+            return replace(scheduled, scheduled=scheduled.scheduled[:num_kept])
+        logger.error("a batch of %d ends for want of memory: %s", len(rows), reason)
+        ended = list(scheduled.ended)
+        for row in rows:
+            error = EngineError(
+                f"there is not enough memory for a batch of {len(rows)} whose longest text has "
+                f"{max(each.num_tokens for each in rows):,} tokens; send a shorter prompt, or "
+                "lower max_num_seqs or max_model_len"
+            )
+            ended += last_outputs(
+                self.scheduler.finish(row.request_id, FinishReason.ERROR), now_s, error
+            )
+        return replace(scheduled, scheduled=(), scored=(), ended=tuple(ended))
 
     def _leave_if_over(self) -> None:
         if not self.scheduler.running:

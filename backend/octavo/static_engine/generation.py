@@ -17,6 +17,7 @@ from queue import SimpleQueue
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
+from octavo.errors import first_line
 from octavo.model.devices import use_device
 from octavo.model.pretrained import PretrainedModel
 from octavo.static_engine.module_state import ModuleState
@@ -35,6 +36,10 @@ _OF_THE_MODEL = (
     "forced_bos_token_id",
     "suppress_tokens",
 )
+
+
+class LacksMemory(Exception):
+    """A step of a batch takes more memory than there is; the batch is over."""
 
 
 class _Left(Exception):
@@ -149,9 +154,16 @@ def _run(model: PretrainedModel, exchange: _Exchange) -> None:
         except _Left:
             pass
         except Exception as error:
-            end = error
+            # Without its traceback, whose frames hold what the step had allocated.
+            end = LacksMemory(first_line(error)) if _is_about_memory(error) else error
         state.clear()
         exchange.logits.put(end)
+
+
+def _is_about_memory(error: Exception) -> bool:
+    """Return whether an allocation failed: on a CPU, torch has no class for that."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
 
 
 def _generate(model: PretrainedModel, batch: _Batch, exchange: _Exchange) -> None:
