@@ -9,6 +9,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "linear_tile.h"
 
@@ -90,14 +91,19 @@ void pack_down(const float* down, int64_t rank, int64_t in_features, float* to) 
 
 template <class T>
 void add_row(const RowTerm& term, const PackedLinear& linear, void* product) {
-    for (int64_t panel = 0; panel < panels_of(linear.out_features); ++panel)
-        for (int v = 0; v < kPanelVectors; ++v) {
-            const Outputs outputs = outputs_of(linear, panel, v);
-            auto* const at = static_cast<typename T::Element*>(product) + outputs.begin;
-            if (outputs.count > 0)
-                write<T>(at, with_term<T>(term, read<T>(at, outputs.count), panel, v),
-                         outputs.count);
-        }
+    for (int64_t panel = 0; panel < panels_of(linear.out_features); ++panel) {
+        Floats sums[1][kPanelVectors];
+        const auto for_outputs = [&](auto body) {
+            for (int v = 0; v < kPanelVectors; ++v) {
+                const Outputs outputs = outputs_of(linear, panel, v);
+                body(static_cast<typename T::Element*>(product) + outputs.begin, outputs.count,
+                     sums[0][v]);
+            }
+        };
+        for_outputs([](auto* from, int count, Floats& sum) { sum = read<T>(from, count); });
+        add_adapters<T>(&term, sums, 1, panel);
+        for_outputs([](auto* to, int count, Floats sum) { write<T>(to, sum, count); });
+    }
 }
 
 template <class T>
@@ -115,9 +121,10 @@ void add_rows(const RowTerm* terms, const PackedLinear& linear, void* product, i
 AdaptedStep::AdaptedStep(const AdaptedRows& adapted, int64_t tokens)
     : rows_(adapted.rows), terms_(tokens) {
     for (int64_t adapter = 0; adapter < adapted.num_adapters; ++adapter) {
-        const int64_t end = adapted.starts[adapter + 1];
-        for (int64_t first = adapted.starts[adapter]; first < end; first += kShrinkRows)
-            pieces_.push_back({adapter, first, std::min(first + kShrinkRows, end), nullptr});
+        const int64_t begin = adapted.starts[adapter], end = adapted.starts[adapter + 1];
+        for (int64_t first = begin; first < end; first += kShrinkRows)
+            pieces_.push_back(
+                {adapter, first, std::min(first + kShrinkRows, end), first == begin, nullptr});
     }
 }
 
@@ -134,7 +141,8 @@ int64_t AdaptedStep::place(const LowRank* by_adapter) {
         const LowRank& low_rank = by_adapter[piece.adapter];
         piece.shrunk = to;
         for (int64_t i = piece.first; i < piece.end; ++i, to += low_rank.vectors * kLanes)
-            terms_[rows_[i]] = {low_rank.vectors ? &low_rank : nullptr, to};
+            terms_[rows_[i]] = {low_rank.vectors ? &low_rank : nullptr, to,
+                                piece.is_first && i == piece.first};
     }
     return most;
 }
@@ -151,7 +159,7 @@ const RowTerm* AdaptedStep::shrink(int64_t element, const void* x, int64_t x_str
                                                     kSerialProducts;
 #pragma omp parallel num_threads(threads) if (threads > 1 && is_large)
     {
-        std::vector<float> wide(kShrinkRows * in_features);
+        const std::unique_ptr<float[]> wide(new float[kShrinkRows * in_features]);
 #pragma omp for
         for (int64_t item = 0; item < count * panels; ++item) {
             const Piece& piece = pieces_[item / panels];
@@ -159,9 +167,9 @@ const RowTerm* AdaptedStep::shrink(int64_t element, const void* x, int64_t x_str
             const int64_t first = item % panels * kDownVectors, rows = piece.end - piece.first;
             const int64_t vectors = std::min<int64_t>(low_rank.vectors - first, kDownVectors);
             if (vectors <= 0) continue;
-            widen(x, x_stride, rows_ + piece.first, rows, in_features, wide.data());
+            widen(x, x_stride, rows_ + piece.first, rows, in_features, wide.get());
             shrink_function<kShrinkRows, kDownVectors>(rows, vectors)(
-                wide.data(), in_features, low_rank.down + first * kLanes * in_features,
+                wide.get(), in_features, low_rank.down + first * kLanes * in_features,
                 piece.shrunk + first * kLanes, low_rank.vectors * kLanes);
         }
     }

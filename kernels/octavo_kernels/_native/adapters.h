@@ -33,6 +33,7 @@ struct LowRank {
 struct RowTerm {
     const LowRank* low_rank;
     const float* shrunk;  // the row @ down^T
+    bool fetches;         // whether this row, of all of its adapter, fetches the next panel's `up`
 };
 
 // Rows of a step sorted by adapter: those of adapter g are rows[starts[g] : starts[g + 1]].
@@ -52,9 +53,10 @@ class AdaptedStep {
                           const LowRank* by_adapter, int threads);
 
   private:
-    // Neighbours in `rows` that are of one adapter, few enough for one tile.
+    // Neighbours in `rows` that are of one adapter, few enough for one tile; its first, or not.
     struct Piece {
         int64_t adapter, first, end;
+        bool is_first;
         float* shrunk;
     };
     // Give each row its place in memory; returns the most vectors of ranks of any.

@@ -71,6 +71,8 @@ struct Scalars {
     int64_t stride;
 };
 
+constexpr int kSharedRows = 4;     // rows of one adapter that are added to together
+constexpr int kFetchedSpans = 16;  // how far ahead spans are fetched
 constexpr int64_t kLineSpread = 2048;  // bytes; see in_place
 
 // How rows become what tiles read.
@@ -110,7 +112,65 @@ struct Ahead {
     Span steps;
 };
 
-// The sums of some rows, as far as they go into one panel.
+// Fetch what a row's adapter adds to the next panel of the product.
+INLINE void fetch_next(const UpSpan* spans, const float* up) {
+    __builtin_prefetch(spans + kFetchedSpans, 0, 2);
+    const int64_t count = spans[0].count + spans[1].count;
+    for (int64_t i = 0; i < count; ++i) __builtin_prefetch(up + (count + i) * kLanes, 0, 2);
+}
+
+// Add what one adapter adds to some rows' rounded sums of one panel, which are to be rounded again.
+template <class T, int N>
+INLINE void add_terms(const RowTerm* const (&terms)[kSharedRows],
+                      Floats (*const (&sums)[kSharedRows])[kPanelVectors], int64_t panel) {
+    const LowRank& low_rank = *terms[0]->low_rank;
+    const UpSpan* const spans = low_rank.spans + panel * kPanelVectors;
+    repeat<kPanelVectors>([&](auto v) {
+        const float* up = low_rank.up + spans[v].begin * kLanes;
+        Floats added[N] = {};
+        for (int64_t i = spans[v].first; i < spans[v].first + spans[v].count; ++i, up += kLanes) {
+            const Floats weights = load<Floats>(up);
+            repeat<N>([&](auto n) {
+                added[n] = multiply_add(weights, splat(terms[n]->shrunk[i]), added[n]);
+            });
+        }
+        repeat<N>([&](auto n) {
+            Floats& sum = (*sums[n])[v];
+            sum = added[n] + Floats{} + rounded<T>(sum);
+        });
+    });
+    for (int n = 0; n < N; ++n)
+        if (terms[n]->fetches) fetch_next(spans, low_rank.up + spans[0].begin * kLanes);
+}
+
+// The same for the rows of a tile, some of one adapter at a time; `terms` are those of its rows.
+template <class T>
+__attribute__((noinline)) void add_adapters(const RowTerm* terms, Floats (*sums)[kPanelVectors], int rows, int64_t panel) {
+    uint32_t left = (1u << rows) - 1;
+    for (int r = 0; r < rows; ++r) {
+        if (!(left >> r & 1) || !terms[r].low_rank) continue;
+        const RowTerm* shared[kSharedRows] = {};
+        Floats(*shared_sums[kSharedRows])[kPanelVectors] = {};
+        int count = 0;
+        for (int i = r; i < rows && count < kSharedRows; ++i) {
+            if (!(left >> i & 1) || terms[i].low_rank != terms[r].low_rank) continue;
+            left &= ~(1u << i);
+            shared[count] = terms + i;
+            shared_sums[count++] = sums + i;
+        }
+        if (count == kSharedRows) {
+            add_terms<T, kSharedRows>(shared, shared_sums, panel);
+            continue;
+        }
+        for (int n = 0; n < count; ++n) {
+            shared[0] = shared[n];
+            shared_sums[0] = shared_sums[n];
+            add_terms<T, 1>(shared, shared_sums, panel);
+        }
+    }
+}
+
+// The sums of some rows with their biases and adapters, as far as they go into one panel.
 struct Block {
     const Floats (*sums)[kPanelVectors];
     int rows;
@@ -124,35 +184,14 @@ INLINE Floats bias_of(const PackedLinear& linear, Outputs outputs) {
                        : Floats{};
 }
 
-// A sum as it is rounded in the end: with what the row's adapter adds, if that adds anything.
-template <class T>
-INLINE Floats with_term(const RowTerm& term, Floats sum, int64_t panel, int vector) {
-    if (!term.low_rank) return sum;
-    const UpSpan span = term.low_rank->spans[panel * kPanelVectors + vector];
-    const float* const up = term.low_rank->up + span.begin * kLanes;
-    const float* const shrunk = term.shrunk + span.first;
-    Floats added = {};
-    for (int i = 0; i < span.count; ++i)
-        added = multiply_add(load<Floats>(up + i * kLanes), splat(shrunk[i]), added);
-    return added + Floats{} + rounded<T>(sum);
-}
-template <class T>
-INLINE Floats finished(const Product& product, Floats sum, int64_t row, int64_t panel,
-                       int vector) {
-    return product.terms ? with_term<T>(product.terms[row], sum, panel, vector) : sum;
-}
-
 template <class T>
 void write_sums(const Product& product, const Block& block) {
     using E = typename T::Element;
     for (int v = 0; v < kPanelVectors; ++v) {
         const Outputs outputs = outputs_of(product.linear, block.panel, v);
-        const Floats bias = bias_of<T>(product.linear, outputs);
         for (int r = 0; r < block.rows; ++r) {
-            const int64_t row = block.first_row + r;
-            const int64_t at = row * product.out_stride + outputs.begin;
-            const Floats sum =
-                finished<T>(product, block.sums[r][v] + bias, row, block.panel, v);
+            const int64_t at = (block.first_row + r) * product.out_stride + outputs.begin;
+            const Floats sum = block.sums[r][v];
             if (product.form == kFloats)
                 write<Float32>(static_cast<float*>(product.out) + at, rounded<T>(sum),
                                outputs.count);
@@ -165,17 +204,11 @@ void write_sums(const Product& product, const Block& block) {
 template <class T, class Activation>
 void write_gated(const Product& product, const Block& block) {
     const Outputs gates = outputs_of(product.linear, block.panel, 0);
-    const Outputs ups = outputs_of(product.linear, block.panel, 1);
-    const Floats gate_bias = bias_of<T>(product.linear, gates);
-    const Floats up_bias = bias_of<T>(product.linear, ups);
     for (int r = 0; r < block.rows; ++r) {
-        const int64_t row = block.first_row + r;
-        const Floats gate =
-            finished<T>(product, block.sums[r][0] + gate_bias, row, block.panel, 0);
-        const Floats up = finished<T>(product, block.sums[r][1] + up_bias, row, block.panel, 1);
-        write<T>(static_cast<typename T::Element*>(product.out) + row * product.out_stride +
-                     gates.begin,
-                 activate_and_multiply<Activation>(rounded<T>(gate), rounded<T>(up)), gates.count);
+        const Floats gate = rounded<T>(block.sums[r][0]), up = rounded<T>(block.sums[r][1]);
+        write<T>(static_cast<typename T::Element*>(product.out) +
+                     (block.first_row + r) * product.out_stride + gates.begin,
+                 activate_and_multiply<Activation>(gate, up), gates.count);
     }
 }
 
@@ -195,8 +228,12 @@ INLINE void write_tile(const Product& product, const Floats (&sums)[R][kPanelVec
         });
         return;
     }
+    const Floats biases[] = {bias_of<T>(product.linear, first), bias_of<T>(product.linear, second)};
     Floats kept[R][kPanelVectors];
-    repeat<R>([&](auto r) { repeat<kPanelVectors>([&](auto v) { kept[r][v] = sums[r][v]; }); });
+    repeat<R>([&](auto r) {
+        repeat<kPanelVectors>([&](auto v) { kept[r][v] = sums[r][v] + biases[v]; });
+    });
+    if (product.terms) add_adapters<T>(product.terms + row, kept, R, panel);
     const Block block = {kept, R, row, panel};
     if (product.form == kSilu)
         write_gated<T, Silu>(product, block);
