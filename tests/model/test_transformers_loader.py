@@ -13,9 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, NotPaged
+from octavo.model import layers, transformers_loader
 from octavo.model.packed_modules import PackedEmbedding, PackedModule
 from octavo.model.pretrained import load_pretrained
 from octavo.model.tiers import load_served_model
+from octavo_kernels.quantization import EIGHT_BITS
 
 GPT2 = {"vocab_size": 211, "n_embd": 60, "n_head": 6, "n_layer": 2, "n_positions": 128}
 #: A Llama whose embedding and activation a test replaces.
@@ -159,6 +161,17 @@ def test_weights_of_8_bits_and_weights_drawn_at_random_are_served(make_gpt2):
     assert load(directory, quantization="int8").spec.vocab_size == 211
     (directory / "model.safetensors").unlink()
     assert load(directory, load_format="dummy").spec.vocab_size == 211
+
+
+@pytest.mark.parametrize("kind", EIGHT_BITS, ids=str)
+def test_weights_of_8_bits_as_a_gpu_has_them_are_served(kind, make_gpt2, monkeypatch):
+    monkeypatch.setattr(transformers_loader, "choose_quantization", lambda *_: kind)
+    monkeypatch.setattr(layers, "pack_weight", lambda weight, bias, **options: None)
+    decoder = load(make_gpt2()).decoder
+    modules = [decoder._head.lm_head, *decoder._layers.modules()]
+    linears = [module.linear for module in modules if isinstance(module, PackedModule)]
+    assert len(linears) == 2 * 4 + 1
+    assert {linear._quantized[0].dtype for linear in linears} == {kind}
 
 
 def test_a_model_with_code_of_its_own_is_served_where_it_is_trusted(make_own):
