@@ -175,7 +175,7 @@ def _most_bytes(
     ranks = [[each.rank_of(adapter) for each in joined] for adapter in listed]
     if device.type != "cpu":
         ranks = [list(map(max, zip(*ranks, strict=True)))] * num_slots
-    numbers = [sum(map(int.__mul__, own, sizes)) for own in ranks]
+    numbers = [sum(rank * size for rank, size in zip(own, sizes, strict=True)) for own in ranks]
     return sum(nlargest(num_slots, numbers)) * torch.float32.itemsize
 
 
