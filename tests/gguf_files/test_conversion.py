@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from octavo.errors import ConfigError
-from octavo.model.gguf_checkpoint import convert_gguf
-from octavo.model.gguf_weights import round_to_bfloat16
+from octavo.model import gguf_weights
+from octavo.model.gguf_checkpoint import convert_gguf, read_gguf
+from octavo.model.gguf_weights import round_to_bfloat16, write_safetensors
 
 MakeModel = Callable[..., Any]
 MakeGguf = Callable[..., Path]
@@ -40,6 +42,22 @@ def test_numbers_of_any_size_are_rounded_as_torch_rounds_them() -> None:
     rounded = torch.from_numpy(round_to_bfloat16(values).view(np.int16)).view(torch.bfloat16)
     expected = torch.from_numpy(values).to(torch.bfloat16)
     torch.testing.assert_close(rounded, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_weights_are_written_some_rows_at_a_time(
+    make_model: MakeModel, make_gguf: MakeGguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = read_gguf(make_gguf(model=make_model("mistral", vocab_size=20_000)))
+    at_once, in_pieces = tmp_path / "at_once", tmp_path / "in_pieces"
+    write_safetensors(model.file, at_once, model.tensors)
+    monkeypatch.setattr(gguf_weights, "_CHUNK_VALUES", 1000)
+    tracemalloc.start()
+    write_safetensors(model.file, in_pieces, model.tensors)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert in_pieces.read_bytes() == at_once.read_bytes()
+    # Its largest tensor alone has 3.8 MB.
+    assert most < 2**19
 
 
 @pytest.mark.parametrize(
