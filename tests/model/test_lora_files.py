@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -229,6 +231,30 @@ def test_pickled_weights_are_refused(save):
     (directory / "adapter_model.safetensors").rename(directory / "adapter_model.bin")
     message = r"adapter_model\.bin is pickled; convert it to adapter_model\.safetensors$"
     with pytest.raises(ConfigError, match=message):
+        read(directory)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_file_is_refused_and_never_waited_for(make, name, save):
+    path = save() / name
+    path.unlink()
+    make(path)
+    with pytest.raises(ConfigError, match=rf"{name} cannot be read( as JSON)?: it is no file$"):
+        read(path.parent)
+
+
+def test_a_folder_that_is_closed_to_us_is_named(save, monkeypatch):
+    """As the system says it of all that is in it; who runs tests may be one who can read all."""
+    directory = save()
+
+    def refuse(path, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    for name in ("stat", "open"):
+        monkeypatch.setattr(os, name, refuse)
+        monkeypatch.setattr(Path, name, refuse)
+    with pytest.raises(ConfigError, match=r"adapter_model\.safetensors cannot be read: .*denied"):
         read(directory)
 
 

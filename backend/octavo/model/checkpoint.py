@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -135,12 +136,23 @@ def read_json(path: Path, *, refuses_twins: bool = False) -> dict[str, Any]:
     """
     make_object = _without_twins if refuses_twins else dict
     try:
-        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=make_object)
+        values = json.loads(read_file(path).decode(), object_pairs_hook=make_object)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a JSON object")
     return values
+
+
+def read_file(path: Path) -> bytes:
+    """Return all of a file, which may change or vanish later.
+
+    Raises:
+        OSError: it cannot be read, or is no file: a pipe may keep who reads it for ever.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError("it is no file")
+    return path.read_bytes()
 
 
 def _item_bytes(kind: str) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from safetensors import SafetensorError, deserialize
 
 from octavo.errors import ConfigError
+from octavo.model.checkpoint import read_file
 from octavo.model.lora_config import LoraConfig
 from octavo.model.tensor_check import some_names
 from octavo.model.text_tensors import text_name
@@ -161,10 +163,11 @@ class LoraFiles:
 
 def _read(path: Path) -> bytes:
     """Return all of a file, which may change or vanish later."""
-    if not path.exists() and path.with_suffix(".bin").exists():
+    # Unlike a path's own methods these never raise: a folder may be closed to us.
+    if not os.path.exists(path) and os.path.exists(path.with_suffix(".bin")):
         raise ConfigError(f"{path.with_suffix('.bin')} is pickled; convert it to {_WEIGHTS}")
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
