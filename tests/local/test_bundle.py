@@ -120,3 +120,10 @@ def test_the_launcher_knows_the_keys_of_restricted_http(
     flags: tuple[str, ...], keys: dict[str, str]
 ) -> None:
     assert ServerOptions(flags=flags).http_keys == keys
+
+
+def test_the_launcher_knows_whether_all_models_are_loaded() -> None:
+    name = "--model-control-mode"
+    assert ServerOptions().control_mode == "none"
+    assert ServerOptions(flags=(f"{name}=poll",)).control_mode == "poll"
+    assert ServerOptions(flags=(name, "explicit", "--load-model=*")).control_mode == "explicit"

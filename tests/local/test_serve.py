@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,6 +95,19 @@ def test_greeting_says_that_other_machines_can_reach_the_server(
     assert launcher.stdout is not None
     lines = [launcher.stdout.readline() for _ in range(4)]
     assert lines[-1] == "  listens on 0.0.0.0: other machines can reach it\n"
+
+
+def test_a_server_that_has_loaded_nothing_says_what_it_could_load(
+    serve: Serve, runtimes: Path
+) -> None:
+    launcher = serve("--", "--model-control-mode=explicit")
+    assert launcher.stdout is not None
+    lines = [launcher.stdout.readline().rstrip() for _ in range(7)]
+    assert lines[0].endswith(" s, and no model is loaded (Ctrl-C stops it)")
+    assert lines[4:6] == ["", "  not loaded: echo"]
+    url = lines[6].removeprefix("  curl -X POST ")
+    with urllib.request.urlopen(urllib.request.Request(url, b""), timeout=60.0) as answer:
+        assert answer.status == 200
 
 
 def test_a_log_that_nobody_reads_holds_up_nothing(

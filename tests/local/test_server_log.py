@@ -35,6 +35,12 @@ STAMP = "I1129 17:33:01.339000 4242"
             True,
         ),
         (f"{JSON} no JSON", logging.INFO, f"{JSON} no JSON", True),
+        (
+            "[libprotobuf ERROR /deps/text_format.cc:337] Error parsing ModelConfig: 1:17: what.",
+            logging.ERROR,
+            "Error parsing ModelConfig: 1:17: what.",
+            False,
+        ),
         ("Traceback (most recent call last):", logging.INFO, None, True),
         ("tritonserver: unrecognized option '--x'", logging.ERROR, None, True),
         ("+-----+", logging.DEBUG, None, False),

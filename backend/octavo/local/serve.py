@@ -7,22 +7,18 @@ leaves processes and files to `triton_server`.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import queue
-import shutil
 import signal
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import FrameType
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from octavo.local.bundle import MODEL_NAME
+from octavo.local.greeting import greeting
 from octavo.local.line_thread import ConsoleStream, ErrorConsole, LineThread, unbuffered
 from octavo.local.server_log import LogRecord
 from octavo.local.server_options import ServerOptions
@@ -32,7 +28,6 @@ from octavo.restart_policy import RestartPolicy
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 RESTART_DELAY_S = 1.0
-PROMPT = "The capital of France is"
 
 
 def serve(
@@ -67,11 +62,11 @@ def serve(
         server.start()
         if _wait_ready(server, console, log, events):
             is_starting = False
-            endpoints.put(_greeting(server, time.monotonic() - started))
+            endpoints.put(greeting(server, time.monotonic() - started))
             restarts = RestartPolicy(max_restarts, RESTART_DELAY_S)
             # Behind TLS the question would fail, and each try fill Triton's log with a handshake.
             ask = None
-            if probe is not None and not _is_encrypted(server):
+            if probe is not None and not server.options.is_encrypted:
                 ask = partial(probe, server.grpc_url)
             Supervisor(server, restarts, events, server.say, ask).run()
         _stop(server, log)
@@ -129,58 +124,3 @@ def _stop(server: TritonServer, log: LineThread) -> None:
         log.put("stopped at once, as asked")
     else:
         log.put("stopped; Triton did not leave in time and was ended")
-
-
-def _is_encrypted(server: TritonServer) -> bool:
-    return any(flag.startswith("--grpc-use-ssl") for flag in server.options.flags)
-
-
-def _greeting(server: TritonServer, load_s: float) -> str:
-    """Return the endpoints, with commands ready to be copied."""
-    lines = [
-        f"Octavo is ready after {load_s:.1f} s (Ctrl-C stops it)",
-        f"  HTTP     {server.http_url}",
-        f"  gRPC     {server.grpc_url}",
-        f"  metrics  {server.metrics_url}",
-        *_exposure(server.options),
-    ]
-    if _has_octavo(server):
-        body = {"text_input": PROMPT, "stream": True, "max_tokens": 32}
-        url = "" if server.grpc_url == "127.0.0.1:8001" else f" --url {server.grpc_url}"
-        if _is_encrypted(server):
-            url += " --tls"
-        lines += [
-            "",
-            f"  curl -N {server.http_url}/v2/models/{MODEL_NAME}/generate_stream "
-            f"-d '{json.dumps(body)}'",
-            f'  {_own_command()} generate{url} "{PROMPT}"',
-        ]
-    return "\n".join(lines)
-
-
-def _exposure(options: ServerOptions) -> list[str]:
-    """Return what follows from an address that other machines can reach."""
-    if options.is_private:
-        return []
-    line = f"  listens on {options.host}: other machines can reach it"
-    # A given repository decides by itself.
-    return [line if options.repository else line + ", so octavo inspect is off"]
-
-
-def _own_command() -> str:
-    """Return how the user's shell finds the `octavo` command of this environment."""
-    if shutil.which("octavo") is not None:
-        return "octavo"
-    command, here = Path(sys.executable).parent / "octavo", Path.cwd()
-    return str(command.relative_to(here) if command.is_relative_to(here) else command)
-
-
-def _has_octavo(server: TritonServer) -> bool:
-    url, keys = f"{server.http_url}/v2/repository/index", server.options.http_keys
-    request = urllib.request.Request(url, data=b"{}", headers=keys)
-    try:
-        with urllib.request.urlopen(request, timeout=5.0) as answer:
-            return any(model["name"] == MODEL_NAME for model in json.load(answer))
-    except OSError:
-        # A flag may restrict this part of the server's interface.
-        return False

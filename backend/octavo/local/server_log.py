@@ -32,6 +32,8 @@ _OURS_AS_JSON = '{"time": "'
 _FAILED_LOAD = re.compile(r"^failed to load '([^']+)' version \d+: (?:\w+: )?(.+)")
 # Raised on purpose: its message says it all, and where in our code it was raised is of no use.
 _KNOWN_ERROR = re.compile(r"^(failed to load .*?: )\w+: ConfigError: (.*?)(\s*\n\nAt:\n.*)?$", re.S)
+# Where in a config.pbtxt its reader stumbled; the next line names the file.
+_PROTOBUF = re.compile(r"^\[libprotobuf (WARNING|ERROR|FATAL) [^\]]+\] (.*)$")
 # Tables, and the help that follows a mistaken flag.
 _LAYOUT = re.compile(r"^(\s*$|[+|\t]|  --|Usage: tritonserver|[A-Z][A-Za-z/ ]*:$)")
 # What a machine without a GPU always says, and what the next line or our own last line repeats.
@@ -86,6 +88,9 @@ def parse_line(line: str) -> LogRecord:
         return LogRecord(now, logging.getLevelNamesMapping()[name], message, ours=True)
     if line.startswith(_OURS_AS_JSON):
         return _from_json(line)
+    if match := _PROTOBUF.match(line):
+        name, message = match.groups()
+        return LogRecord(now, logging.getLevelNamesMapping()[name], message, ours=False)
     if _LAYOUT.match(line) or line.startswith(_NOISE):
         return LogRecord(now, logging.DEBUG, line, ours=False)
     level = logging.ERROR if "tritonserver: " in line else logging.INFO

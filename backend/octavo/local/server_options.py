@@ -59,11 +59,18 @@ class ServerOptions:
     @property
     def http_keys(self) -> dict[str, str]:
         """Headers that open what the flags `--http-restricted-api=APIS:HEADER=VALUE` restrict."""
-        name = "--http-restricted-api"
-        joined = [flag.removeprefix(f"{name}=") for flag in self.flags if f"{name}=" in flag]
-        apart = [value for flag, value in itertools.pairwise(self.flags) if flag == name]
-        parts = [value.partition("=") for value in (*joined, *apart)]
+        parts = [value.partition("=") for value in self._values_of("--http-restricted-api")]
         return {apis.rpartition(":")[2]: value for apis, _, value in parts}
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether gRPC takes TLS alone."""
+        return any(flag.startswith("--grpc-use-ssl") for flag in self.flags)
+
+    @property
+    def control_mode(self) -> str:
+        """Which models Triton loads: `none` for all there are, `explicit` for those it is told."""
+        return (*self._values_of("--model-control-mode"), "none")[0]
 
     @property
     def is_private(self) -> bool:
@@ -75,3 +82,9 @@ class ServerOptions:
             if flag.partition("=")[0] in OWNED_FLAGS:
                 name = flag.partition("=")[0]
                 raise ConfigError(f"flag {name} is set by octavo itself; use its option instead")
+
+    def _values_of(self, name: str) -> list[str]:
+        """Return what a flag was given, joined to it by `=` or behind it."""
+        joined = [flag.removeprefix(f"{name}=") for flag in self.flags if f"{name}=" in flag]
+        apart = [value for flag, value in itertools.pairwise(self.flags) if flag == name]
+        return [*joined, *apart]

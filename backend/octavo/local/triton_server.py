@@ -30,6 +30,7 @@ from octavo.errors import LaunchError
 from octavo.local import bundle, guardian
 from octavo.local.addresses import answers, reachable_address
 from octavo.local.ports import claim_ports
+from octavo.local.repository import check_repository
 from octavo.local.runtime import make_runtime, sweep_stale
 from octavo.local.server_command import engine_overrides, server_command
 from octavo.local.server_log import LogRecord, own_record, parse_line, reason_in
@@ -88,9 +89,11 @@ class TritonServer:
         """Start the server process.
 
         Raises:
-            ConfigError: a port is taken, or the machine lacks what the server needs.
+            ConfigError: the repository or a port cannot be used, or the machine lacks something.
             LaunchError: the process did not start.
         """
+        if self.options.repository is not None:
+            check_repository(self.options.repository, self.options.control_mode == "none")
         self._ports = claim_ports(self.options.host, self._ports)
         sweep_stale()
         self._runtime, lock = make_runtime()
