@@ -99,9 +99,9 @@ class Row:
 
 def find_rows(folder: Path) -> Iterator[Row]:
     """Run all architectures; their checkpoints are written below `folder`."""
-    for model_type in NATIVE:
-        save_native(model_type, folder / "native" / model_type)
-        yield _row(folder / "native" / model_type, "native")
+    for name in NATIVE:
+        save_native(name, folder / "native" / name)
+        yield _row(folder / "native" / name, "native", name.partition(" ")[2])
     for model_type in IMAGES:
         save_image_model(model_type, folder / "images" / model_type)
         yield _row(folder / "images" / model_type, "native")
@@ -120,7 +120,8 @@ def table(rows: Iterable[Row]) -> str:
     return _INTRODUCTION + markdown_table(heads, [astuple(row) for row in rows])
 
 
-def _row(directory: Path, tier: str) -> Row:
+def _row(directory: Path, tier: str, variant: str = "") -> Row:
+    """Run one checkpoint; `variant` is what tells it from another of its architecture, in words."""
     engine = _load(directory, tier)
     prompts = _prompts(engine.info.vocab_size)
     is_paged = tier != "static"
@@ -131,7 +132,7 @@ def _row(directory: Path, tier: str) -> Row:
     agrees = [[token for token, _ in trace] for trace in together] == expected
     architecture = json.loads((directory / "config.json").read_text())["architectures"][0]
     return Row(
-        architecture=architecture,
+        architecture=f"{architecture} {variant}".rstrip(),
         tier=tier,
         tokens=_word(agrees),
         paged=_word(agrees and num_preemptions == len(_PREEMPTED_STEPS)) if is_paged else "no",
