@@ -96,6 +96,18 @@ class TritonPythonModel:
         raise NotImplementedError
 """
 
+SLOW_MODEL = """\
+import time
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        time.sleep(1000)
+
+    def execute(self, requests):
+        raise NotImplementedError
+"""
+
 
 def write_repository(folder: Path, name: str, source: str) -> Path:
     """Write a repository with one python model."""
@@ -114,6 +126,11 @@ def echo_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def broken_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_repository(tmp_path_factory.mktemp("models"), "broken", BROKEN_MODEL)
+
+
+@pytest.fixture(scope="session")
+def slow_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_repository(tmp_path_factory.mktemp("models"), "slow", SLOW_MODEL)
 
 
 @pytest.fixture

@@ -127,3 +127,9 @@ def test_the_launcher_knows_whether_all_models_are_loaded() -> None:
     assert ServerOptions().control_mode == "none"
     assert ServerOptions(flags=(f"{name}=poll",)).control_mode == "poll"
     assert ServerOptions(flags=(name, "explicit", "--load-model=*")).control_mode == "explicit"
+
+
+def test_the_launcher_knows_whether_a_failed_load_ends_the_server() -> None:
+    assert ServerOptions(flags=("--model-control-mode=explicit",)).ends_at_failed_load
+    assert not ServerOptions(flags=("--exit-on-error=false",)).ends_at_failed_load
+    assert not ServerOptions(flags=("--model-load-retry-count", "2")).ends_at_failed_load

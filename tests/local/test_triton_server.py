@@ -90,6 +90,16 @@ def test_failed_load_tells_the_models_reason_and_leaves_nothing(
     assert list(runtimes.iterdir()) == []
 
 
+def test_a_failed_load_is_told_while_another_model_still_loads(
+    make_server: MakeServer, broken_repository: Path, slow_repository: Path, runtimes: Path
+) -> None:
+    server = make_server(repository=broken_repository, extra_repositories=(slow_repository,))
+    server.start()
+    with pytest.raises(LaunchError, match=r"^model 'broken' cannot be loaded: ValueError: chec"):
+        server.wait_ready(60.0)
+    assert list(runtimes.iterdir()) == []
+
+
 def test_server_that_gave_up_a_starved_stub_is_started_once_more_on_the_same_ports(
     make_server: MakeServer,
     make_stalling_repository: Callable[[int], Path],

@@ -73,6 +73,12 @@ class ServerOptions:
         return (*self._values_of("--model-control-mode"), "none")[0]
 
     @property
+    def ends_at_failed_load(self) -> bool:
+        """Whether Triton ends when a model fails to load, at its first try."""
+        others = ("--exit-on-error", "--model-load-retry-count")
+        return not any(flag.startswith(others) for flag in self.flags)
+
+    @property
     def is_private(self) -> bool:
         """Whether only this machine can reach the server."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")

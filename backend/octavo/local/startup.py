@@ -25,9 +25,12 @@ class StartupProgress:
         # Octavo's own lines name no model, so models that are ready are only counted.
         self._num_ready = 0
         self._ready_at_s = 0.0
+        self.has_failed = False
+        """Whether a model could not be loaded."""
 
     def observe(self, record: LogRecord, now_s: float) -> None:
         """Take in one line of the log, read at `now_s` (seconds of `time.monotonic`)."""
+        self.has_failed |= record.is_failed_load
         if record.ours:
             if _READY.match(record.message):
                 self._num_ready += 1

@@ -23,7 +23,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from octavo.errors import LaunchError
@@ -275,6 +274,10 @@ class TritonServer:
         """Raise LaunchError if what is started has ended or will never be ready."""
         if (status := self.poll()) is not None:
             raise LaunchError(self._why_it_ended(status))
+        # Triton itself ends only when its other models are loaded too.
+        if self._progress.has_failed and self.options.ends_at_failed_load:
+            self.kill()
+            raise LaunchError(self.failure_reason())
         # Triton waits for ever for a stub that was killed while it loaded.
         if self._watch is not None and self._watch.fault is not None:
             self.kill()
@@ -290,11 +293,6 @@ class TritonServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the server."""
         self.stop()
