@@ -81,6 +81,9 @@ class Engine:
     `batch_rule` requests run in batches that nobody joins later.
     """
 
+    company_s = 0.0
+    """How long who comes to an idle engine waits for others: no time, for they may join later."""
+
     def __init__(
         self,
         config: EngineConfig,

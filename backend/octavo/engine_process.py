@@ -10,7 +10,8 @@ import argparse
 import logging
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
@@ -40,6 +41,8 @@ from octavo.request import (
 
 #: An engine that has been idle this long recounts its blocks, once.
 IDLE_CHECK_DELAY_S = 1.0
+#: So many pauses are the longest that an idle engine waits for more requests while some come.
+MOST_PAUSES = 4
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +51,8 @@ class EngineLike(Protocol):
     """What the loop needs of an engine; see `octavo.engine.Engine`."""
 
     info: EngineInfo
+    company_s: float
+    """An idle engine begins when nobody has come for so many seconds, with all who have."""
 
     @property
     def has_unfinished(self) -> bool:
@@ -162,9 +167,9 @@ class _Channel:
         except (EOFError, OSError) as error:
             raise _OwnerGone from error
 
-    def has_message(self) -> bool:
+    def has_message(self, timeout_s: float = 0.0) -> bool:
         try:
-            return self._connection.poll()
+            return self._connection.poll(timeout_s)
         except OSError as error:
             raise _OwnerGone from error
 
@@ -188,11 +193,12 @@ class _Loop:
 
     def run(self) -> None:
         while True:
+            pause_s = 0.0
             if not self._engine.has_unfinished:
                 self._tell_idle()
                 self._wait()
-            while self._channel.has_message():
-                message = self._channel.receive()
+                pause_s = self._engine.company_s
+            for message in self._messages(pause_s):
                 if isinstance(message, Shutdown):
                     return
                 self._handle(message)
@@ -204,6 +210,12 @@ class _Loop:
             if self._engine.has_unfinished:
                 step = self._engine.step()
                 self._tell(step.stats, step.outputs)
+
+    def _messages(self, pause_s: float) -> Iterator[Any]:
+        """Yield what is there, and what comes until a pause, but not for long."""
+        ends_s = time.monotonic() + MOST_PAUSES * pause_s
+        while self._channel.has_message(pause_s if time.monotonic() < ends_s else 0.0):
+            yield self._channel.receive()
 
     def _handle(self, message: Request | Abort | Inspect) -> None:
         if isinstance(message, Inspect):

@@ -128,6 +128,12 @@ def test_a_model_without_rows_side_by_side_has_one_seat(make_engine: MakeEngine)
         engine.add(make_request(engine, "a", PROMPTS[0], n=2))
 
 
+def test_who_comes_first_waits_for_others_where_a_batch_can_have_them(
+    make_engine: MakeEngine,
+) -> None:
+    assert (make_engine("mamba").company_s, make_engine("rwkv").company_s) == (0.005, 0.0)
+
+
 def test_a_seed_gives_the_same_tokens_and_each_answer_its_own(make_engine: MakeEngine) -> None:
     engine = make_engine("bloom")
     random_ones = {"temperature": 1.3, "top_k": 50, "top_p": 0.95, "min_p": 0.001, "seed": 9}

@@ -68,6 +68,7 @@ class FakeEngine:
     num_refused: int = 0
     known_prompts: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
     connections: tuple[Connection, ...] = ()
+    company_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.config.model == "unloadable":

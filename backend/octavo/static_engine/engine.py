@@ -27,6 +27,9 @@ from octavo.static_engine.trial import BatchKind
 #: Bytes of the logits of one prompt whose tokens are scored: they are all there at once.
 MOST_LOGITS_BYTES = 1 << 30
 _MOST_TOKENS_A_STEP = 2**31 - 1
+#: Requests sent at once reach the engine apart, and who comes late waits for a whole batch: eight
+#: over gRPC began as one and seven, and with this pause, less than a model's step, as eight.
+_COMPANY_S = 0.005
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +58,8 @@ class StaticEngine(Engine):
         )
         rule = BatchRule(equal_lengths=runner.batch_kind is not BatchKind.PADDED)
         super().__init__(own, runner, clock, rule)
+        if not single:
+            self.company_s = _COMPANY_S
         if runner.is_encoder_decoder:
             self.info = replace(self.info, max_model_len=runner.max_prompt_len, encodes_prompt=True)
 
