@@ -223,9 +223,17 @@ def test_every_other_tensor_is_accounted_for_by_the_name_that_it_has(rewritten):
     assert "unexpected: audio_tower.weight" in str(error.value)
 
 
+def images_off(folder, **options):
+    report = check_model(EngineConfig(model=str(folder), device="cpu", **options))
+    return report.tier, [each.reason for each in report.off if each.feature == "images"]
+
+
 def test_a_check_says_that_images_are_off(checkpoint):
-    report = check_model(EngineConfig(model=str(checkpoint), device="cpu"))
-    assert report.tier == "native"
-    assert ("images", "text alone is served; what reads images is left out") in [
-        (each.feature, each.reason) for each in report.off
-    ]
+    reason = "text alone is served; what reads images is left out"
+    assert images_off(checkpoint) == ("native", [reason])
+
+
+@pytest.mark.parametrize("tier", ["transformers", "static"])
+def test_a_check_says_so_where_transformers_own_code_runs(tier, tmp_path):
+    save_image_model("gemma3", tmp_path)
+    assert images_off(tmp_path, model_impl=tier) == (tier, ["text alone is served"])

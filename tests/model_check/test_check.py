@@ -114,7 +114,9 @@ def test_weights_of_8_bits_are_off_where_a_gpu_has_no_kernels_for_them(
 ) -> None:
     types = tuple(QUANTIZED[name] for name in served)
     monkeypatch.setattr(quantization, "quantized_types", lambda device: types)
-    off = features_off(config_of("x"), "native", torch.bfloat16, torch.device("cuda", 0))
+    off = features_off(
+        config_of("x"), "native", torch.bfloat16, torch.device("cuda", 0), reads_images=False
+    )
     assert {each.feature for each in off} & set(QUANTIZED) == expected
 
 

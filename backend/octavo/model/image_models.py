@@ -32,6 +32,11 @@ class ImageModel:
     """What the model_type of its text may be; the first where nothing is said."""
 
 
+def reads_images(values: Mapping[str, Any]) -> bool:
+    """Return whether a config is of a model that reads images, served natively or not."""
+    return find_image_model(values) is not None or values.get("vision_config") is not None
+
+
 def find_image_model(values: Mapping[str, Any]) -> ImageModel | None:
     """Return which of the models that read images a config is of, if of any."""
     name = values.get("model_type")

@@ -41,7 +41,10 @@ def check_model(config: EngineConfig) -> ModelReport:
             native_needs(config, seen) if tier.traced is None else traced_needs(config, seen, tier)
         )
         choose_quantization(config.quantization, needs.dtype, devices[0])
-        off = features_off(config, tier.name, needs.dtype, devices[0], needs.spec)
+        off = features_off(
+            *(config, tier.name, needs.dtype, devices[0], needs.spec),
+            reads_images=seen.reads_images,
+        )
         return ModelReport(
             model=config.model,
             architecture=needs.architecture,

@@ -30,6 +30,8 @@ def features_off(
     dtype: torch.dtype,
     device: torch.device,
     spec: ModelSpec | None = None,
+    *,
+    reads_images: bool,
 ) -> tuple[FeatureOff, ...]:
     """Return what is off.
 
@@ -39,9 +41,16 @@ def features_off(
         dtype: of the weights.
         device: where it computes.
         spec: of a native model.
+        reads_images: whether the whole model does, beside text.
     """
+    images = _images_off(tier) if reads_images else ()
     pairs = _static_off() if tier == "static" else _paged_off(config, tier, dtype, device, spec)
-    return tuple(FeatureOff(*pair) for pair in pairs)
+    return tuple(FeatureOff(*pair) for pair in (*images, *pairs))
+
+
+def _images_off(tier: str) -> Iterator[tuple[str, str]]:
+    left_out = "; what reads images is left out" if tier == "native" else ""
+    yield "images", f"text alone is served{left_out}"
 
 
 def _static_off() -> Iterator[tuple[str, str]]:
@@ -63,8 +72,6 @@ def _paged_off(
 ) -> Iterator[tuple[str, str]]:
     if tier != "native":
         yield from _not_native()
-    if spec is not None and spec.is_text_part:
-        yield "images", "text alone is served; what reads images is left out"
     if spec is not None and spec.experts is not None:
         yield "LoRA of experts", "adapters change attention and plain MLPs"
     for name in QUANTIZED:

@@ -17,8 +17,10 @@ from pathlib import Path
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError
 from octavo.local.demo_model import DEMO_NAME, demo_gguf
+from octavo.model.checkpoint import read_json
 from octavo.model.gguf_checkpoint import read_gguf
 from octavo.model.gguf_metadata import part_paths
+from octavo.model.image_models import reads_images
 from octavo.model.location import PICKLES, checkpoint_directory, hub_configs, is_hub_id, local_path
 
 _SAFETENSORS = ("*.safetensors",)
@@ -34,6 +36,11 @@ class Glimpse:
     """What the files of its weights take."""
     has_weights: bool
     """Whether the weights are in the directory too."""
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the whole model reads images beside text."""
+        return reads_images(read_json(self.directory / "config.json"))
 
 
 @contextmanager

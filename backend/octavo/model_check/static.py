@@ -45,7 +45,9 @@ def check_static(config: EngineConfig, seen: Glimpse, tier: Tier) -> ModelReport
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         memory=_memory(config, seen, model, max_model_len, device),
-        off=features_off(config, tier.name, model.module.dtype, device),
+        off=features_off(
+            config, tier.name, model.module.dtype, device, reads_images=seen.reads_images
+        ),
     )
 
 
