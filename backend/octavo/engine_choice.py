@@ -9,9 +9,9 @@ import logging
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine
-from octavo.errors import NotPaged
+from octavo.errors import NotMade, NotPaged
 from octavo.model.location import configured_checkpoint
-from octavo.model.tiers import Tier, choose_tier
+from octavo.model.tiers import Tier, choose_tier, why_not_served
 from octavo.static_engine.engine import StaticEngine
 
 logger = logging.getLogger(__name__)
@@ -26,10 +26,13 @@ def load_chosen(config: EngineConfig) -> Engine:
     """
     directory = configured_checkpoint(config)
     tier = choose_tier(directory, config)
-    if tier.name != "static":
-        try:
-            return Engine.load(config)
-        except NotPaged as error:
-            tier = Tier("static", str(error))
-    logger.info("the traditional mode serves %s: %s", directory, tier.reason)
-    return StaticEngine(config)
+    try:
+        if tier.name != "static":
+            try:
+                return Engine.load(config)
+            except NotPaged as error:
+                tier = Tier("static", f"{tier.reason}; {error}")
+        logger.info("the traditional mode serves %s: %s", directory, tier.reason)
+        return StaticEngine(config)
+    except NotMade as error:
+        raise why_not_served(config, tier, error) from None

@@ -2,7 +2,8 @@
 
     OctavoError
     ├── ConfigError              an engine option, checkpoint or machine cannot be served
-    │   └── NotPaged             the model cannot run over paged KV
+    │   ├── NotPaged             the model cannot run over paged KV
+    │   └── NotMade              transformers makes no model of the checkpoint that writes text
     ├── LaunchError              the local Triton server did not start or ended by itself
     ├── RequestError             the request is at fault; it alone ends
     │   ├── InvalidRequest       a tensor, key or value is wrong
@@ -26,6 +27,10 @@ class ConfigError(OctavoError):
 
 class NotPaged(ConfigError):
     """The model cannot run over paged KV; the traditional mode may still serve it."""
+
+
+class NotMade(ConfigError):
+    """Transformers makes no model of the checkpoint that writes text."""
 
 
 class LaunchError(OctavoError):

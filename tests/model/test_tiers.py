@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from transformers import AutoConfig
 
 from octavo.config import EngineConfig
+from octavo.engine_choice import load_chosen
 from octavo.errors import ConfigError, NotPaged
 from octavo.model.tiers import choose_tier, load_served_model
+from octavo.model_check.check import check_model
 
 SMALL = {"vocab_size": 97, "hidden_size": 24, "num_attention_heads": 4, "num_hidden_layers": 2}
 
@@ -113,6 +116,33 @@ def test_what_no_way_can_read_is_refused_by_all(choose, model_impl):
     code = {"auto_map": {"AutoModelForCausalLM": "evil.Evil"}}
     message = refusal(choose, "gpt_neox", more=code, model_impl=model_impl)
     assert "set option trust_remote_code to true" in message
+
+
+NO_TEXT = (
+    r"transformers makes no causal model of it \(ValueError: Unrecognized configuration class .*; "
+    "transformers cannot {} .*: ValueError: Unrecognized configuration class "
+)
+
+
+@pytest.mark.parametrize(("serve", "verb"), [(load_chosen, "load"), (check_model, "make")])
+def test_what_no_way_serves_is_told_why_in_each_and_native_first(choose, tmp_path, serve, verb):
+    fields = {"text_config": {"model_type": "ministral3", "intermediate_size": 40, **SMALL}}
+    tier = choose("mistral3", fields, load_format="dummy")
+    assert tier.name == "static"
+    with pytest.raises(ConfigError) as error:
+        serve(EngineConfig(str(tmp_path), device="cpu", load_format="dummy"))
+    native = f"{tmp_path} is served in no way: the native decoder refuses it: text_config of "
+    assert str(error.value).startswith(native)
+    assert "model_type = 'ministral3' but " in str(error.value)
+    assert re.search(NO_TEXT.format(verb), str(error.value)), error.value
+    with pytest.raises(ConfigError, match=rf"^transformers cannot {verb} "):
+        serve(EngineConfig(str(tmp_path), device="cpu", load_format="dummy", model_impl="static"))
+
+
+def test_a_model_type_that_nobody_knows_is_told_so_natively_too(choose, tmp_path):
+    message = refusal(choose, "llama", more={"model_type": "novel"})
+    assert message.startswith(f"{tmp_path} is served in no way: 'novel' is of no native family; ")
+    assert "; transformers cannot read " in message
 
 
 def test_a_model_that_cannot_be_paged_is_told_so_when_it_is_loaded(choose, tmp_path):

@@ -13,6 +13,7 @@ from octavo.errors import (
     EngineError,
     InvalidRequest,
     LaunchError,
+    NotMade,
     NotPaged,
     OctavoError,
     PromptTooLong,
@@ -27,6 +28,7 @@ CODES = {
     OctavoError: "INTERNAL",
     ConfigError: "INTERNAL",
     NotPaged: "INTERNAL",
+    NotMade: "INTERNAL",
     LaunchError: "INTERNAL",
     RequestError: "INVALID_ARG",
     InvalidRequest: "INVALID_ARG",
@@ -61,10 +63,10 @@ def test_the_table_above_knows_every_error():
 
 
 def test_the_drawn_tree_is_the_tree():
-    drawn = [line.lstrip("│├└─ ").split()[0] for line in errors.__doc__.splitlines()[2:13]]
+    drawn = [line.lstrip("│├└─ ").split()[0] for line in errors.__doc__.splitlines()[2:14]]
     assert drawn == [kind.__name__ for kind in CODES]
     assert LaunchError.__base__ is QueueFull.__base__ is EngineError.__base__ is OctavoError
-    assert NotPaged.__base__ is ConfigError
+    assert NotPaged.__base__ is NotMade.__base__ is ConfigError
     assert PromptTooLong.__base__ is InvalidRequest.__base__ is RequestError
     assert EngineDead.__base__ is EngineError
 

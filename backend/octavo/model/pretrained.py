@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError, first_line, shown
+from octavo.errors import NotMade, first_line, shown
 from octavo.model.checkpoint import Checkpoint
 from octavo.model.devices import rank_devices
 from octavo.model.hf_config import read_hf_config
@@ -56,8 +56,9 @@ def load_pretrained(config: EngineConfig) -> PretrainedModel:
     """Load the checkpoint that `config.model` names, which may not be `demo`.
 
     Raises:
-        ConfigError: transformers has no class for it that generates text, its code is not trusted,
-            its weights are quantized or not exactly those of the class, or the device is not there.
+        NotMade: transformers has no class for it that generates text.
+        ConfigError: its code is not trusted, its weights are quantized or not exactly those of the
+            class, or the device is not there.
     """
     trust = config.trust_remote_code
     directory = configured_checkpoint(config)
@@ -85,8 +86,8 @@ def make_without_weights(
         dtype: of the model.
 
     Raises:
-        ConfigError: transformers has no class for it that generates text, its code is not trusted,
-            or its weights are quantized.
+        NotMade: transformers has no class for it that generates text.
+        ConfigError: its code is not trusted, or its weights are quantized.
     """
     trust = config.trust_remote_code
     named = read_model_config(directory, trust_remote_code=trust).get("architectures") or []
@@ -97,7 +98,7 @@ def make_without_weights(
                 hf_config, dtype=dtype, trust_remote_code=trust
             )
     except Exception as error:  # whatever the code of hundreds of models raises
-        raise ConfigError(
+        raise NotMade(
             f"transformers cannot make the model of {directory}: {type(error).__name__}: "
             f"{first_line(error)}"
         ) from None
@@ -138,12 +139,12 @@ def _check_class(module: Any, named: list[str]) -> None:
     """Refuse what would not generate text, or be loaded as another model than it is."""
     name = type(module).__name__
     if named and name not in named:
-        raise ConfigError(
+        raise NotMade(
             f"the checkpoint's architecture is {shown(named[0])}, which does not generate text; "
             f"transformers would make {name} of it"
         )
     if not module.can_generate() or module.main_input_name != "input_ids":
-        raise ConfigError(f"{name} does not generate text from token ids")
+        raise NotMade(f"{name} does not generate text from token ids")
 
 
 def _max_model_len(config: EngineConfig, text: Any) -> int:

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError, first_line
+from octavo.errors import ConfigError, NotMade, first_line
 from octavo.model.checkpoint import Checkpoint
 from octavo.model.load_progress import transformers_logged
 from octavo.model.tensor_check import refuse_faults
@@ -44,7 +44,8 @@ def load_weights(
         how: what the factory is to be told beside, a `dtype` among it.
 
     Raises:
-        ConfigError: tensors are missing, of a wrong shape or not the model's, or cannot be read.
+        NotMade: transformers cannot make the model, or not read its tensors.
+        ConfigError: tensors are missing, of a wrong shape or not the model's.
     """
     how["trust_remote_code"] = config.trust_remote_code
     try:
@@ -65,7 +66,7 @@ def load_weights(
     except ConfigError:
         raise
     except Exception as error:  # whatever the code of hundreds of models raises
-        raise ConfigError(
+        raise NotMade(
             f"transformers cannot load {directory}: {type(error).__name__}: {first_line(error)}"
         ) from None
     _check_tensors(directory, info)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.config import EngineConfig
-from octavo.errors import ConfigError, NotPaged, shown
+from octavo.errors import ConfigError, NotMade, NotPaged, shown
 from octavo.model.families import FAMILIES
 from octavo.model.image_models import IMAGE_MODELS
 from octavo.model.interface import ServedModel
@@ -69,16 +69,30 @@ def choose_tier(directory: Path, config: EngineConfig) -> Tier:
         if asked:
             raise ConfigError(f"{what}, but {why_not_native}; {otherwise}")
     reason = _native_refusal(values, refusal) if refusal else why_not_native
+    return _not_native(directory, config, reason)
+
+
+def _not_native(directory: Path, config: EngineConfig, reason: str) -> Tier:
+    """Return which of the other ways a checkpoint is served in; `reason` is why not natively."""
     # Imported late: transformers' models take seconds, and a native decoder needs none of them.
     from octavo.model.transformers_trace import trace_model
 
     try:
         traced = trace_model(directory, trust_remote_code=config.trust_remote_code)
     except NotPaged as error:
-        if wanted == "transformers":
+        if config.model_impl == "transformers":
             raise ConfigError(f"option model_impl is 'transformers' but {error}") from None
-        return Tier("static", f"{error}; {reason}")
+        return Tier("static", f"{reason}; {error}")
+    except NotMade as error:
+        raise why_not_served(config, Tier("static", reason), error) from None
     return Tier("transformers", reason, traced)
+
+
+def why_not_served(config: EngineConfig, tier: Tier, error: NotMade) -> ConfigError:
+    """Return the error of a checkpoint that is served in no way: why not in each, native first."""
+    if config.model_impl != "auto":
+        return error
+    return ConfigError(f"{config.model} is served in no way: {tier.reason}; {error}")
 
 
 def _native_refusal(values: Mapping[str, Any], refusal: ConfigError) -> str:

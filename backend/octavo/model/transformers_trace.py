@@ -82,7 +82,7 @@ def trace_model(directory: Path, *, trust_remote_code: bool) -> TracedModel:
 
     Raises:
         NotPaged: it cannot run over paged KV; the message says why.
-        ConfigError: transformers cannot read the config at all.
+        NotMade: transformers cannot read the config at all.
     """
     silence_advice()
     config = read_hf_config(directory, trust_remote_code=trust_remote_code)

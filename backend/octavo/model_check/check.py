@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from octavo.config import EngineConfig
+from octavo.errors import NotMade
 from octavo.executor.model_runner import widest_window
 from octavo.model.devices import rank_devices
 from octavo.model.lora_list import survey_adapters
@@ -15,7 +16,7 @@ from octavo.model.lora_reader import adaptable_layers
 from octavo.model.quantization import choose_quantization
 from octavo.model.shard import WHOLE, ModelPart
 from octavo.model.spec import ModelSpec
-from octavo.model.tiers import choose_tier
+from octavo.model.tiers import Tier, choose_tier, why_not_served
 from octavo.model_check.features import features_off
 from octavo.model_check.glimpse import Glimpse, glimpse
 from octavo.model_check.needs import Needs, native_needs, traced_needs
@@ -31,36 +32,41 @@ def check_model(config: EngineConfig) -> ModelReport:
     """
     with glimpse(config) as seen:
         tier = choose_tier(seen.directory, config)
-        if tier.name == "static":
-            # Imported late: other models need no more of transformers than a config.
-            from octavo.model_check.static import check_static
+        try:
+            if tier.name == "static":
+                # Imported late: other models need no more of transformers than a config.
+                from octavo.model_check.static import check_static
 
-            return check_static(config, seen, tier)
-        devices = rank_devices(config)
-        needs = (
-            native_needs(config, seen) if tier.traced is None else traced_needs(config, seen, tier)
-        )
-        choose_quantization(config.quantization, needs.dtype, devices[0])
-        off = features_off(
-            *(config, tier.name, needs.dtype, devices[0], needs.spec),
-            reads_images=seen.reads_images,
-        )
-        return ModelReport(
-            model=config.model,
-            architecture=needs.architecture,
-            tier=tier.name,
-            reason=tier.reason,
-            dtype=str(needs.dtype).removeprefix("torch."),
-            quantization=config.quantization,
-            device=", ".join(dict.fromkeys(map(str, devices))),
-            num_ranks=config.num_ranks,
-            max_model_len=needs.max_model_len,
-            block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            memory=_memory(config, seen, needs, devices),
-            off=off,
-            adapters=_adapters(config, needs.spec),
-        )
+                return check_static(config, seen, tier)
+            return _check_paged(config, seen, tier)
+        except NotMade as error:
+            raise why_not_served(config, tier, error) from None
+
+
+def _check_paged(config: EngineConfig, seen: Glimpse, tier: Tier) -> ModelReport:
+    devices = rank_devices(config)
+    needs = native_needs(config, seen) if tier.traced is None else traced_needs(config, seen, tier)
+    choose_quantization(config.quantization, needs.dtype, devices[0])
+    off = features_off(
+        *(config, tier.name, needs.dtype, devices[0], needs.spec),
+        reads_images=seen.reads_images,
+    )
+    return ModelReport(
+        model=config.model,
+        architecture=needs.architecture,
+        tier=tier.name,
+        reason=tier.reason,
+        dtype=str(needs.dtype).removeprefix("torch."),
+        quantization=config.quantization,
+        device=", ".join(dict.fromkeys(map(str, devices))),
+        num_ranks=config.num_ranks,
+        max_model_len=needs.max_model_len,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        memory=_memory(config, seen, needs, devices),
+        off=off,
+        adapters=_adapters(config, needs.spec),
+    )
 
 
 def _adapters(config: EngineConfig, spec: ModelSpec | None) -> tuple[AdapterBytes, ...]:
