@@ -275,8 +275,15 @@ def test_adapters_of_a_list_are_read_and_their_bytes_told(
     assert shown.exit_code == 0, shown.output
     line = f"adapter legal +{2 * (106 + 60) * 4:,} bytes *$"
     assert re.search(f"^{line}", shown.output, re.MULTILINE), shown.output
+    spoilt = tmp_path / "spoilt"
+    shutil.copytree(tmp_path, spoilt)
     tensors[f"{module}.lora_B.weight"][1, 1] = math.nan
-    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    save_file(tensors, spoilt / "adapter_model.safetensors")
+    listed.write_text(json.dumps({"first": "spoilt", "legal": ".", "last": "spoilt"}))
     failed = CliRunner().invoke(main, command)
     assert failed.exit_code == 1
-    assert re.match("Error: adapter 'legal': .* has NaN or infinity in model", failed.output)
+    assert re.search(f"^{line}", failed.stdout, re.MULTILINE), failed.stdout
+    for name in ("first", "last"):
+        refused = f"^adapter {name} +refused: .* has NaN or infinity in model"
+        assert re.search(refused, failed.stdout, re.MULTILINE), failed.stdout
+    assert failed.stderr == "Error: adapters are refused: first, last\n"

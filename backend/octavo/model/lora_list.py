@@ -51,15 +51,24 @@ def survey_adapters(config: EngineConfig, shapes: Shapes) -> tuple[ListedAdapter
     listed = []
     for name, directory in adapter_directories(config).items():
         try:
-            files = LoraFiles(directory, shapes, config.max_lora_rank)
-            for module in files.modules:
-                files.pair(module)
+            listed.append(survey_adapter(name, directory, shapes, config.max_lora_rank))
         except ConfigError as error:
             raise ConfigError(f"adapter {name!r}: {error}") from None
-        ranks = {module: files.rank_of(module) for module in files.modules}
-        num_bytes = sum(rank * sum(shapes[module]) * _ITEM_BYTES for module, rank in ranks.items())
-        listed.append(ListedAdapter(name, directory, files.version, ranks, num_bytes))
     return tuple(listed)
+
+
+def survey_adapter(name: str, directory: Path, shapes: Shapes, max_rank: int) -> ListedAdapter:
+    """Read and check one adapter; nothing of it is kept.
+
+    Raises:
+        ConfigError: it is damaged or does not fit; does not say which adapter it is.
+    """
+    files = LoraFiles(directory, shapes, max_rank)
+    for module in files.modules:
+        files.pair(module)
+    ranks = {module: files.rank_of(module) for module in files.modules}
+    num_bytes = sum(rank * sum(shapes[module]) * _ITEM_BYTES for module, rank in ranks.items())
+    return ListedAdapter(name, directory, files.version, ranks, num_bytes)
 
 
 def adapter_directories(config: EngineConfig) -> dict[str, Path]:

@@ -5,13 +5,15 @@ No weight is read. Knows nothing of how a report is shown.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from octavo.config import EngineConfig
-from octavo.errors import NotMade
+from octavo.errors import ConfigError, NotMade
 from octavo.executor.model_runner import widest_window
 from octavo.model.devices import rank_devices
-from octavo.model.lora_list import survey_adapters
+from octavo.model.lora_list import adapter_directories, survey_adapter
 from octavo.model.lora_reader import adaptable_layers
 from octavo.model.quantization import choose_quantization
 from octavo.model.shard import WHOLE, ModelPart
@@ -20,7 +22,7 @@ from octavo.model.tiers import Tier, choose_tier, why_not_served
 from octavo.model_check.features import features_off
 from octavo.model_check.glimpse import Glimpse, glimpse
 from octavo.model_check.needs import Needs, native_needs, traced_needs
-from octavo.model_check.report import AdapterBytes, Memory, ModelReport
+from octavo.model_check.report import AdapterVerdict, Memory, ModelReport
 from octavo.model_check.room import blocks_of_sequence, num_blocks
 
 
@@ -28,7 +30,8 @@ def check_model(config: EngineConfig) -> ModelReport:
     """Return what serving the model that `config` names takes, without reading its weights.
 
     Raises:
-        ConfigError: it cannot be served so; the message says why.
+        ConfigError: it cannot be served so; the message says why. Adapters that are refused are
+            in the report.
     """
     with glimpse(config) as seen:
         tier = choose_tier(seen.directory, config)
@@ -65,17 +68,23 @@ def _check_paged(config: EngineConfig, seen: Glimpse, tier: Tier) -> ModelReport
         max_num_seqs=config.max_num_seqs,
         memory=_memory(config, seen, needs, devices),
         off=off,
-        adapters=_adapters(config, needs.spec),
+        adapters=tuple(_adapters(config, needs.spec)),
     )
 
 
-def _adapters(config: EngineConfig, spec: ModelSpec | None) -> tuple[AdapterBytes, ...]:
-    """Return what each adapter of the list takes; reads them all, as a load does."""
+def _adapters(config: EngineConfig, spec: ModelSpec | None) -> Iterator[AdapterVerdict]:
+    """Yield what each adapter of the list takes, or why not; reads them all, as a load does."""
     if not config.enable_lora:
-        return ()
+        return
     assert spec is not None, "adapters take the native decoder"
-    listed = survey_adapters(config, adaptable_layers(ModelPart.of(spec, WHOLE)))
-    return tuple(AdapterBytes(each.name, each.num_bytes) for each in listed)
+    shapes = adaptable_layers(ModelPart.of(spec, WHOLE))
+    for name, directory in adapter_directories(config).items():
+        try:
+            found = survey_adapter(name, directory, shapes, config.max_lora_rank)
+        except ConfigError as error:
+            yield AdapterVerdict(name, None, str(error))
+        else:
+            yield AdapterVerdict(name, found.num_bytes)
 
 
 def _memory(

@@ -59,8 +59,8 @@ def check(model: str, as_json: bool, **options: Any) -> None:
     """Say what serving MODEL would take, before anything of its weights is downloaded or read.
 
     MODEL is a checkpoint directory, a GGUF file, a hub id or demo; of a hub, configs and the list
-    of files are asked for. The options are the engine's own. Exits 1 if the model cannot be served,
-    with the reason.
+    of files are asked for. The options are the engine's own. Exits 1 if the model or an adapter
+    cannot be served, with the reason.
     """
     given = {name: value for name, value in options.items() if value is not None}
     try:
@@ -72,13 +72,14 @@ def check(model: str, as_json: bool, **options: Any) -> None:
         report = check_model(config)
     except OctavoError as error:
         raise click.ClickException(str(error)) from None
+    view, console = ReportView(report), Console(highlight=False)
     if as_json:
         values = asdict(report)
         values["memory"]["num_sequences"] = report.memory.num_sequences
         click.echo(json.dumps(values))
-        return
-    view, console = ReportView(report), Console(highlight=False)
-    if console.is_terminal:
+    elif console.is_terminal:
         console.print(view)
     else:  # a line may be longer than any terminal is wide
         click.echo("\n".join(view.lines()))
+    if refused := report.refused_adapters:
+        raise click.ClickException(f"adapters are refused: {', '.join(refused)}")

@@ -17,11 +17,13 @@ _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterBytes:
-    """What an adapter takes in memory, in float32."""
+class AdapterVerdict:
+    """What an adapter takes in memory, or why it is refused."""
 
     name: str
-    num_bytes: int
+    num_bytes: int | None
+    """In float32; None where it is refused."""
+    refusal: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,13 @@ class ModelReport:
     max_num_seqs: int
     memory: Memory
     off: tuple[FeatureOff, ...]
-    adapters: tuple[AdapterBytes, ...] = ()
-    """All of the list, each of which is taken."""
+    adapters: tuple[AdapterVerdict, ...] = ()
+    """All of the list; with one that is refused, the model is not served."""
+
+    @property
+    def refused_adapters(self) -> tuple[str, ...]:
+        """Names of those for which a load fails."""
+        return tuple(each.name for each in self.adapters if each.refusal is not None)
 
 
 class ReportView:
@@ -109,7 +116,7 @@ class ReportView:
         yield "dtype", f"{report.dtype}{quantization}"
         yield from self._memory()
         for adapter in report.adapters:
-            yield f"adapter {adapter.name}", f"{adapter.num_bytes:,} bytes"
+            yield f"adapter {adapter.name}", _verdict(adapter)
 
     def _memory(self) -> Iterator[tuple[str, str]]:
         report, memory = self._report, self._report.memory
@@ -135,6 +142,12 @@ class ReportView:
     def _off(self) -> Iterator[tuple[str, str]]:
         for each in self._report.off:
             yield f"off: {each.feature}", each.reason
+
+
+def _verdict(adapter: AdapterVerdict) -> str:
+    if adapter.num_bytes is None:
+        return f"refused: {adapter.refusal}"
+    return f"{adapter.num_bytes:,} bytes"
 
 
 def _mib(num_bytes: int) -> str:
