@@ -46,6 +46,7 @@ STAMP = "I1129 17:33:01.339000 4242"
         ("+-----+", logging.DEBUG, None, False),
         ("| echo | 1 |", logging.DEBUG, None, False),
         ("", logging.DEBUG, None, False),
+        (" 0# 0x000055D860B7152D in /opt/bin/tritonserver", logging.DEBUG, None, False),
         ("\tPrint usage", logging.DEBUG, None, False),
         ("Signal (15) received.", logging.DEBUG, None, False),
         ('E1129 1:1 1 cuda.cc:1] "CudaDriverHelper has not been initialized."', 10, None, False),

@@ -330,6 +330,27 @@ def test_a_batch_that_takes_too_much_memory_is_halved(
     engine.check_integrity()
 
 
+def test_a_batch_that_lacked_memory_is_not_tried_again_for_a_minute(
+    checkpoint: Callable[[str], Path],
+    have_room_for: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now_s = 0.0
+    config = EngineConfig(str(checkpoint("mamba")), cpu_threads=1, device="cpu")
+    engine = StaticEngine(config, lambda: now_s)
+    have_room_for(2 * len(PROMPTS[0]), MemoryError())
+
+    def num_tries(at_s: float) -> int:
+        nonlocal now_s
+        now_s = at_s
+        caplog.clear()
+        outputs = run(engine, [make_request(engine, str(place), PROMPTS[0]) for place in range(4)])
+        assert [len(tokens_of(each)) for each in outputs.values()] == [8] * 4
+        return caplog.text.count("takes more memory than there is")
+
+    assert [num_tries(0.0), num_tries(59.0), num_tries(61.0)] == [1, 0, 1]
+
+
 def test_a_prompt_that_takes_too_much_memory_alone_ends_and_no_other(
     make_engine: MakeEngine, have_room_for: Callable[..., None]
 ) -> None:

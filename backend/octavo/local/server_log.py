@@ -34,8 +34,8 @@ _FAILED_LOAD = re.compile(r"^failed to load '([^']+)' version \d+: (?:\w+: )?(.+
 _KNOWN_ERROR = re.compile(r"^(failed to load .*?: )\w+: ConfigError: (.*?)(\s*\n\nAt:\n.*)?$", re.S)
 # Where in a config.pbtxt its reader stumbled; the next line names the file.
 _PROTOBUF = re.compile(r"^\[libprotobuf (WARNING|ERROR|FATAL) [^\]]+\] (.*)$")
-# Tables, and the help that follows a mistaken flag.
-_LAYOUT = re.compile(r"^(\s*$|[+|\t]|  --|Usage: tritonserver|[A-Z][A-Za-z/ ]*:$)")
+# Tables, the help that follows a mistaken flag, and the stack of a crash.
+_LAYOUT = re.compile(r"^(\s*$| *\d+# |[+|\t]|  --|Usage: tritonserver|[A-Z][A-Za-z/ ]*:$)")
 # What a machine without a GPU always says, and what the next line or our own last line repeats.
 _NOISE = (
     "Unable to allocate pinned system memory",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from octavo.config import EngineConfig
 from octavo.engine import Engine, StepStart
@@ -30,8 +30,23 @@ _MOST_TOKENS_A_STEP = 2**31 - 1
 #: Requests sent at once reach the engine apart, and who comes late waits for a whole batch: eight
 #: over gRPC began as one and seven, and with this pause, less than a model's step, as eight.
 _COMPANY_S = 0.005
+#: For so long what lacked memory is taken to lack it still.
+_MEMORY_S = 60.0
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A batch that found not enough memory to begin."""
+
+    num_rows: int
+    longest: int
+    until_s: float
+
+    def is_within(self, num_rows: int, longest: int, now_s: float) -> bool:
+        """Return whether another would find no more, for it is no smaller in any way."""
+        return now_s < self.until_s and num_rows >= self.num_rows and longest >= self.longest
 
 
 class StaticEngine(Engine):
@@ -58,6 +73,7 @@ class StaticEngine(Engine):
         )
         rule = BatchRule(equal_lengths=runner.batch_kind is not BatchKind.PADDED)
         super().__init__(own, runner, clock, rule)
+        self._refused: _Refused | None = None
         if not single:
             self.company_s = _COMPANY_S
         if runner.is_encoder_decoder:
@@ -91,29 +107,44 @@ class StaticEngine(Engine):
         return output
 
     def _start(self, scheduled: SchedulerOutput) -> StepStart:
+        if self._is_known_too_large(scheduled):
+            return self._start(self._halve(scheduled))
         try:
             return super()._start(scheduled)
         except LacksMemory as error:
             reason = str(error)
         return self._start(self._shrink(scheduled, reason))
 
+    def _is_known_too_large(self, scheduled: SchedulerOutput) -> bool:
+        rows = [each.sequence for each in scheduled.scheduled]
+        if self._refused is None or len(rows) < 2 or rows[0].num_computed_tokens:
+            return False
+        longest = max(row.num_tokens for row in rows)
+        return self._refused.is_within(len(rows), longest, self._clock())
+
+    def _halve(self, scheduled: SchedulerOutput) -> SchedulerOutput:
+        """Return a step in which half of a batch begins; the others go back to the queue."""
+        num_kept, now_s = len(scheduled.scheduled) // 2, self._clock()
+        for each in reversed(scheduled.scheduled[num_kept:]):
+            self.scheduler.preempt(each.sequence, now_s)
+        return replace(scheduled, scheduled=scheduled.scheduled[:num_kept])
+
     def _shrink(self, scheduled: SchedulerOutput, reason: str) -> SchedulerOutput:
         """Return a step that takes less memory than one that there was not enough for.
 
-        Of a batch that begins, half go back to the queue; one prompt alone, or a batch that has
-        begun, ends with an error.
+        A batch that begins is halved; one prompt alone, or a batch that has begun, ends with an
+        error.
         """
         rows, now_s = [each.sequence for each in scheduled.scheduled], self._clock()
         if len(rows) > 1 and not rows[0].num_computed_tokens:
-            num_kept = len(rows) // 2
+            longest = max(row.num_tokens for row in rows)
             logger.warning(
                 "a batch of %d prompts of up to %d tokens takes more memory than there is (%s); "
-                "%d of them begin",
-                *(len(rows), max(row.num_tokens for row in rows), reason, num_kept),
+                "half of them begin, and for %g s so of all such batches",
+                *(len(rows), longest, reason, _MEMORY_S),
             )
-            for row in reversed(rows[num_kept:]):
-                self.scheduler.preempt(row, now_s)
-            return replace(scheduled, scheduled=scheduled.scheduled[:num_kept])
+            self._refused = _Refused(len(rows), longest, now_s + _MEMORY_S)
+            return self._halve(scheduled)
         logger.error("a batch of %d ends for want of memory: %s", len(rows), reason)
         ended = list(scheduled.ended)
         for row in rows:
