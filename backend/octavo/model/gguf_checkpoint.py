@@ -28,7 +28,7 @@ from octavo.model.gguf_weights import CheckpointTensor, write_safetensors
 logger = logging.getLogger(__name__)
 
 #: Part of the cache key: raise it whenever the same file would convert differently.
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 3
 
 _FILES = (
     "model.safetensors",
@@ -81,7 +81,8 @@ def gguf_checkpoint(path: Path) -> Path:
 def convert_gguf(gguf_path: Path, directory: Path) -> None:
     """Write the transformers checkpoint of `gguf_path` into the existing, empty `directory`.
 
-    Weights are gguf's own dequantisation rounded to bfloat16.
+    Quantised weights are gguf's own dequantisation rounded to bfloat16, others what they are. The
+    config says bfloat16, which all are computed in unless option dtype says otherwise.
 
     Raises:
         ConfigError: the file cannot be read, or what it holds is not supported.

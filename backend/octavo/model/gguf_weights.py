@@ -1,21 +1,21 @@
-"""The tensors of a GGUF file dequantised, rounded to bfloat16 and written as safetensors.
+"""The tensors of a GGUF file written as safetensors: quantised ones are dequantised to bfloat16.
 
-Each is read once, some rows at a time, so memory use is that of a few rows and not of the model.
-Knows nothing of what the tensors mean.
+Those of float32 and float16 stay what they are. Each is read once, some rows at a time, so memory
+use is that of a few rows and not of the model. Knows nothing of what the tensors mean.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGML_QUANT_SIZES, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from octavo.errors import ConfigError
 from octavo.model.gguf_header import GgufTensor, stored_bytes
@@ -41,14 +41,27 @@ class CheckpointTensor:
     """What is added to its values."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """How numbers are written."""
+
+    name: str
+    """What safetensors calls it."""
+    item_bytes: int
+    convert: Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]
+
+
 def write_safetensors(file: GgufFile, path: Path, tensors: Sequence[CheckpointTensor]) -> None:
-    """Write tensors of `file`, whose types `check_types` knows, to `path` as bfloat16."""
+    """Write tensors of `file`, whose types `check_types` knows, to `path`."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    formats = {tensor.name: _format(file, tensor) for tensor in tensors}
+    # The largest numbers first, so that all lie at multiples of their size.
+    tensors = sorted(tensors, key=lambda tensor: -formats[tensor.name].item_bytes)
     end = 0
     for tensor in tensors:
-        start, end = end, end + 2 * math.prod(tensor.shape)
+        start, end = end, end + formats[tensor.name].item_bytes * math.prod(tensor.shape)
         header[tensor.name] = {
-            "dtype": "BF16",
+            "dtype": formats[tensor.name].name,
             "shape": tensor.shape,
             "data_offsets": [start, end],
         }
@@ -60,7 +73,17 @@ def write_safetensors(file: GgufFile, path: Path, tensors: Sequence[CheckpointTe
             for values in _chunks(file.tensors[tensor.source], tensor):
                 # Adding nothing would take the sign of zeros.
                 values = values + np.float32(tensor.added) if tensor.added else values
-                out.write(round_to_bfloat16(values).data)
+                out.write(formats[tensor.name].convert(values).data)
+
+
+def _format(file: GgufFile, tensor: CheckpointTensor) -> _Format:
+    """Return as what a tensor is written: no value is rounded that the file has not rounded."""
+    kind = file.tensors[tensor.source].kind
+    if kind == GGMLQuantizationType.F32:
+        return _FLOAT32
+    if kind == GGMLQuantizationType.F16:
+        return _FLOAT32 if tensor.added else _FLOAT16
+    return _BFLOAT16
 
 
 def check_types(file: GgufFile) -> None:
@@ -109,3 +132,8 @@ def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]
     # What stands for no number may have wrapped.
     rounded[np.isnan(values)] = 0x7FC0
     return rounded.astype(np.uint16)
+
+
+_FLOAT32 = _Format("F32", 4, np.ascontiguousarray)
+_FLOAT16 = _Format("F16", 2, lambda values: values.astype(np.float16))
+_BFLOAT16 = _Format("BF16", 2, round_to_bfloat16)
