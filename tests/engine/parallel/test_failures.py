@@ -110,6 +110,18 @@ def test_checkpoints_of_other_settings_or_sizes_differ(checkpoints, tmp_path):
     assert own != fingerprint(tmp_path, {})
 
 
+def test_what_is_no_file_of_a_checkpoint_or_adapter_is_not_compared(checkpoints, tmp_path):
+    for name in ("checkpoint", "adapter"):
+        (tmp_path / name).mkdir()
+    config = (checkpoints["llama"] / "config.json").read_bytes()
+    (tmp_path / "checkpoint" / "config.json").write_bytes(config)
+    before = fingerprint(tmp_path / "checkpoint", {"a": tmp_path / "adapter"})
+    for name in ("checkpoint", "adapter"):
+        (tmp_path / name / "pytorch_model.bin").symlink_to("deleted")
+        (tmp_path / name / "old.json").mkdir()
+    assert fingerprint(tmp_path / "checkpoint", {"a": tmp_path / "adapter"}) == before
+
+
 def test_adapters_of_other_names_order_or_sizes_differ(checkpoints, tmp_path):
     for name, size in (("a", 1), ("b", 1), ("c", 2)):
         (tmp_path / name).mkdir()

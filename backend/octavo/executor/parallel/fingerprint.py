@@ -12,6 +12,8 @@ _KINDS = ("*.json", "*.safetensors", "*.bin", "*.pt", "*.pth")
 def fingerprint(directory: Path, adapters: Mapping[str, Path]) -> str:
     """Return a digest of a checkpoint's settings, and of the names and sizes of all files.
 
+    Links that lead nowhere are none: a cache of downloads has them once something was deleted.
+
     Args:
         directory: of the checkpoint.
         adapters: directories of adapters by name.
@@ -19,6 +21,7 @@ def fingerprint(directory: Path, adapters: Mapping[str, Path]) -> str:
     digest = hashlib.sha256((directory / "config.json").read_bytes())
     for name, folder in [("", directory), *adapters.items()]:
         digest.update(b"\0\0" + name.encode(errors="surrogatepass"))
-        for path in sorted({path for kind in _KINDS for path in folder.glob(kind)}):
+        found = {path for kind in _KINDS for path in folder.glob(kind) if path.is_file()}
+        for path in sorted(found):
             digest.update(f"\0{path.name}\0{path.stat().st_size}".encode())
     return digest.hexdigest()
