@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFReader, quants
+from gguf import GGMLQuantizationType, GGUFReader, quants
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
@@ -108,8 +108,12 @@ def test_weights_equal_ggufs_own_dequantiser_bit_for_bit_after_rounding(
         for source in reader.tensors:
             values = np.array(quants.dequantize(source.data, source.tensor_type))
             name, values = as_transformers_has_it(source.name, values)
-            wanted = torch.from_numpy(values).bfloat16().view(torch.int16)
-            assert torch.equal(tensors.get_tensor(name).view(torch.int16), wanted), name
+            wanted = torch.from_numpy(values)
+            if source.tensor_type != GGMLQuantizationType.F32:
+                wanted = wanted.bfloat16()
+            found = tensors.get_tensor(name)
+            assert found.dtype == wanted.dtype, name
+            assert torch.equal(found.view(torch.int16), wanted.view(torch.int16)), name
 
 
 def as_transformers_has_it(name: str, values: Any) -> tuple[str, Any]:
