@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.errors import ConfigError
-from octavo.local.ports import claim_ports
+from octavo.local.ports import claim_ports, hold_ports
 
 
 def test_zero_becomes_a_free_port_of_its_own() -> None:
@@ -43,3 +43,13 @@ def test_port_out_of_range_is_refused(port: int) -> None:
 def test_foreign_address_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"of 192\.0\.2\.1 cannot be used"):
         claim_ports("192.0.2.1", {"http": 0})
+
+
+def test_ports_of_a_server_that_has_not_bound_them_yet_are_refused_to_another() -> None:
+    ports = claim_ports("127.0.0.1", {"http": 0, "grpc": 0})
+    message = f"^grpc port {ports['grpc']} of localhost cannot be used: another octavo serve is st"
+    with hold_ports("127.0.0.1", ports):
+        with pytest.raises(ConfigError, match=message):
+            hold_ports("localhost", {"metrics": 1, "grpc": ports["grpc"]})
+        hold_ports("127.0.0.2", ports).close()
+    hold_ports("localhost", {"metrics": 1, **ports}).close()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import random
 import socket
-from contextlib import suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 
 from octavo.errors import ConfigError
+from octavo.local.addresses import numeric_address
 
 # Below those that Linux gives to connections by default, and to services of Kubernetes. One that a
 # connection could take meanwhile may be lost, for the server binds its ports only when models are
@@ -36,6 +38,31 @@ def claim_ports(host: str, ports: dict[str, int]) -> dict[str, int]:
     finally:
         for held in sockets:
             held.close()
+
+
+def hold_ports(host: str, ports: Mapping[str, int]) -> ExitStack:
+    """Keep ports from other launchers until the stack is closed, or this process ends.
+
+    A server binds them only when its models are loaded, and a second one that was started meanwhile
+    would take the answers of the first for its own.
+
+    Raises:
+        ConfigError: another launcher holds one.
+    """
+    with ExitStack() as stack:
+        for name, port in ports.items():
+            mark = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            try:
+                # A name without a file, which goes with its socket.
+                mark.bind(f"\0octavo-port-{numeric_address(host)}-{port}")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                raise ConfigError(
+                    f"{name} port {port} of {host} cannot be used: another octavo serve is "
+                    f"starting on it; choose another with --{name}-port"
+                ) from None
+        return stack.pop_all()
 
 
 def _bind_any(name: str, host: str) -> socket.socket:

@@ -28,7 +28,7 @@ from typing import Self
 from octavo.errors import LaunchError
 from octavo.local import bundle, guardian
 from octavo.local.addresses import answers, reachable_address
-from octavo.local.ports import claim_ports
+from octavo.local.ports import claim_ports, hold_ports
 from octavo.local.repository import check_repository
 from octavo.local.runtime import make_runtime, sweep_stale
 from octavo.local.server_command import engine_overrides, server_command
@@ -60,6 +60,7 @@ class TritonServer:
         self._on_log = on_log
         self._progress = StartupProgress()
         self._ports = options.ports
+        self._held_ports = contextlib.ExitStack()
         self._guardian: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._reader: threading.Thread | None = None
@@ -94,6 +95,7 @@ class TritonServer:
         if self.options.repository is not None:
             check_repository(self.options.repository, self.options.control_mode == "none")
         self._ports = claim_ports(self.options.host, self._ports)
+        self._held_ports = hold_ports(self.options.host, self._ports)
         sweep_stale()
         self._runtime, lock = make_runtime()
         try:
@@ -126,10 +128,9 @@ class TritonServer:
         self._reader = threading.Thread(target=self._read_log, name="octavo-log", daemon=True)
         self._reader.start()
         self._control.settimeout(START_TIMEOUT_S)
-        try:
+        self.pid = 0
+        with contextlib.suppress(TimeoutError):
             self.pid = int(self._control.recv(64) or 0)
-        except TimeoutError:
-            self.pid = 0
         if self.pid == 0:
             raise LaunchError(f"tritonserver did not start: {self.failure_reason()}")
         self._watch = ServerWatch(self.pid)
@@ -254,6 +255,7 @@ class TritonServer:
             guardian.sweep(self._runtime)
         if self._reader is not None:
             self._reader.join(timeout=guardian.KILL_TIMEOUT_S)
+        self._held_ports.close()
 
     def _end_of_guardian(self, timeout_s: float) -> int:
         """Wait for the guardian; if it is late, for it is frozen, end it and so its server."""
@@ -285,8 +287,8 @@ class TritonServer:
 
     def _why_it_ended(self, status: int) -> str:
         reason = self.failure_reason()
-        is_load = any(record.is_failed_load for record in self.records)
-        return reason if is_load else f"{guardian.describe_exit(status)}: {reason}"
+        how = "" if self._progress.has_failed else f"{guardian.describe_exit(status)}: "
+        return how + reason
 
     def __enter__(self) -> Self:
         """Start the server."""
