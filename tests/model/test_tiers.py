@@ -61,7 +61,11 @@ def test_another_model_goes_through_transformers_and_cannot_be_forced_to_be_nati
     [
         ("bloom", None, "BloomForCausalLM does not run without weights and masks"),
         ("falcon", {**SMALL, "alibi": False}, "falcon has attention of its own, with no interface"),
-        ("mamba", {**SMALL, "num_heads": 4}, "is called by layers of no number"),
+        (
+            "mamba",
+            {**SMALL, "num_heads": 4},
+            "2 layers, none of which calls the attention interface: ",
+        ),
         ("recurrent_gemma", {**SMALL, "num_hidden_layers": 3}, "is called by layers [2]"),
         ("diffllama", None, "is called by layers [0, 0, 1, 1]: something else mixes tokens"),
         ("bert", None, "its mask is neither causal nor a sliding window"),

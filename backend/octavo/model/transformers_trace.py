@@ -186,10 +186,12 @@ def _make_without_weights(config: PreTrainedConfig, trust_remote_code: bool) -> 
 def _check_calls(name: str, calls: list[_Call], num_layers: int) -> None:
     layers = [call.layer for call in calls]
     if not layers or layers != list(range(num_layers)):
-        raise NotPaged(
-            f"{name} has {num_layers} layers, but the attention interface is called by layers "
-            f"{layers or 'of no number'}: something else mixes tokens"
+        calling = (
+            f"but the attention interface is called by layers {layers}"
+            if layers
+            else "none of which calls the attention interface"
         )
+        raise NotPaged(f"{name} has {num_layers} layers, {calling}: something else mixes tokens")
     shapes = {(call.num_kv_heads, call.head_dim, call.value_dim) for call in calls}
     if len(shapes) > 1 or calls[0].head_dim != calls[0].value_dim:
         raise NotPaged(
