@@ -133,7 +133,7 @@ def test_int8_without_native_code_is_refused(make_checkpoint, load, monkeypatch)
 
 
 def test_dummy_weights_need_no_weight_file_and_are_the_same_in_every_load(
-    make_checkpoint, load, make_driver, make_prompt
+    make_checkpoint, load, make_driver, make_prompt, caplog
 ):
     directory, _ = make_checkpoint("qwen2")
     (directory / "model.safetensors").unlink()
@@ -146,6 +146,8 @@ def test_dummy_weights_need_no_weight_file_and_are_the_same_in_every_load(
     assert torch.equal(first, second)
     assert first.isfinite().all()
     assert first.std() > 0.1
+    warning = f"weights of {directory} are drawn at random: its answers mean nothing"
+    assert caplog.messages == [warning] * 2
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -98,11 +98,15 @@ def test_a_checkpoint_without_weights_is_refused(copy: Callable[..., Path]) -> N
         load_pretrained(config_of(folder))
 
 
-def test_weights_are_drawn_where_speed_alone_counts(copy: Callable[..., Path]) -> None:
+def test_weights_are_drawn_where_speed_alone_counts(
+    copy: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
     folder = copy("bloom")
     (folder / "model.safetensors").unlink()
     loaded = load_pretrained(config_of(folder, load_format="dummy", dtype="bfloat16"))
     assert loaded.module.dtype is torch.bfloat16
+    warning = f"weights of {folder} are drawn at random: its answers mean nothing"
+    assert warning in caplog.messages
 
 
 def test_a_quantized_checkpoint_is_refused_by_name(copy: Callable[..., Path]) -> None:

@@ -5,13 +5,22 @@ Every tensor follows from its name and size, so that all ranks draw the same one
 
 from __future__ import annotations
 
+import logging
 import math
 import zlib
+from pathlib import Path
 
 import torch
 
 from octavo.model.spec import ModelSpec
 from octavo.model.tensor_names import expected_tensors
+
+logger = logging.getLogger(__name__)
+
+
+def warn_of_dummy_weights(directory: Path) -> None:
+    """Log that the model of a checkpoint's config is about to get random weights."""
+    logger.warning("weights of %s are drawn at random: its answers mean nothing", directory)
 
 
 class DummyTensors:

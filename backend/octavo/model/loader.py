@@ -21,7 +21,7 @@ from octavo.model.collectives import ALONE, Collectives
 from octavo.model.config_bounds import check_bounds
 from octavo.model.decoder import Decoder
 from octavo.model.devices import rank_devices
-from octavo.model.dummy_weights import DummyTensors
+from octavo.model.dummy_weights import DummyTensors, warn_of_dummy_weights
 from octavo.model.families import read_token_ids, refuse_quantized, spec_from_config
 from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.joined_experts import checked_tensors
@@ -178,6 +178,7 @@ def open_tensors(
         ConfigError: they are not those of the spec, or a file is damaged.
     """
     if config.load_format == "dummy":
+        warn_of_dummy_weights(directory)
         return DummyTensors(spec, device)
     checkpoint = Checkpoint(directory, allow_pickle=config.allow_pickle)
     source = TextTensors(checkpoint) if spec.is_text_part else checkpoint

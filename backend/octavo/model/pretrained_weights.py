@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, NotMade, first_line
 from octavo.model.checkpoint import Checkpoint
+from octavo.model.dummy_weights import warn_of_dummy_weights
 from octavo.model.load_progress import transformers_logged
 from octavo.model.tensor_check import refuse_faults
 
@@ -78,7 +79,7 @@ def _draw(
     factory: Any, directory: Path, hf_config: PreTrainedConfig, how: dict[str, Any]
 ) -> PreTrainedModel:
     """Return the model with weights that are always the same."""
-    logger.warning("weights of %s are drawn at random: its answers mean nothing", directory)
+    warn_of_dummy_weights(directory)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         model: PreTrainedModel = factory.from_config(hf_config, **how)
