@@ -51,9 +51,12 @@ def test_another_model_goes_through_transformers_and_cannot_be_forced_to_be_nati
     assert tier.reason == "'gpt_neox' is of no native family"
     assert tier.traced.windows == (None, None)
     assert (tier.traced.num_kv_heads, tier.traced.head_dim) == (4, 6)
-    assert refusal(choose, "gpt_neox", model_impl="native").startswith(
-        "option model_impl is 'native', but the model config has model_type = 'gpt_neox'"
+    message = refusal(choose, "gpt_neox", model_impl="native")
+    assert message.startswith(
+        "option model_impl is 'native', which does not serve this model: the model config has "
+        "model_type = 'gpt_neox' but must have one of llama, "
     )
+    assert message.endswith("; 'auto' serves other models too")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_several_ranks_take_the_native_decoder(choose):
     assert choose("llama", tensor_parallel_size=2).name == "native"
     message = refusal(choose, "gpt_neox", tensor_parallel_size=2)
     assert message.startswith(
-        "2 ranks take the native decoder, but the model config has model_type"
+        "2 ranks take the native decoder, which does not serve this model: the model config has "
     )
     assert message.endswith("; serve it on one")
 
@@ -108,8 +111,14 @@ def test_several_ranks_take_the_native_decoder(choose):
 def test_adapters_take_the_native_decoder(choose):
     assert choose("llama", enable_lora=True).name == "native"
     message = refusal(choose, "gpt_neox", enable_lora=True)
-    assert message.startswith("option enable_lora takes the native decoder, but the model config ")
+    assert message.startswith(
+        "option enable_lora takes the native decoder, which does not serve this model: the model "
+    )
     assert message.endswith("; serve it without")
+    assert refusal(choose, "llama", enable_lora=True, model_impl="transformers") == (
+        "option enable_lora takes the native decoder, but option model_impl is 'transformers'; "
+        "serve it without"
+    )
 
 
 @pytest.mark.parametrize("model_impl", ["auto", "native", "transformers"])

@@ -67,7 +67,12 @@ def choose_tier(directory: Path, config: EngineConfig) -> Tier:
         (config.enable_lora, "option enable_lora takes the native decoder", "serve it without"),
     ):
         if asked:
-            raise ConfigError(f"{what}, but {why_not_native}; {otherwise}")
+            why = (
+                f"which does not serve this model: {refusal}"
+                if refusal
+                else f"but {why_not_native}"
+            )
+            raise ConfigError(f"{what}, {why}; {otherwise}")
     reason = _native_refusal(values, refusal) if refusal else why_not_native
     return _not_native(directory, config, reason)
 
