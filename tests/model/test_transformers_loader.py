@@ -156,9 +156,11 @@ def test_it_knows_its_end_tokens_and_its_context(make_gpt2):
         load(make_gpt2(), max_model_len=129)
 
 
-def test_weights_of_8_bits_and_weights_drawn_at_random_are_served(make_gpt2):
+def test_weights_of_8_bits_and_weights_drawn_at_random_are_served(make_gpt2, caplog):
     directory = make_gpt2()
-    assert load(directory, quantization="int8").spec.vocab_size == 211
+    with caplog.at_level(logging.INFO, "octavo.model.loader"):
+        assert load(directory, quantization="int8").spec.vocab_size == 211
+    assert caplog.messages[0].endswith(" bytes, float32, int8 layers")
     (directory / "model.safetensors").unlink()
     assert load(directory, load_format="dummy").spec.vocab_size == 211
 

@@ -37,8 +37,8 @@ class OtherRanks(Alone):
         self.rank, self.size = shard.tp_rank, shard.tp_size
 
 
-def logged_bytes(caplog: pytest.LogCaptureFixture) -> int:
-    (text,) = re.findall(r"weights: ([\d,]+) bytes", caplog.text)
+def logged_bytes(caplog: pytest.LogCaptureFixture, stored_as: str) -> int:
+    (text,) = re.findall(rf"weights: ([\d,]+) bytes, {stored_as}$", caplog.text, re.MULTILINE)
     caplog.clear()
     return int(text.replace(",", ""))
 
@@ -59,13 +59,14 @@ def test_a_load_counts_what_the_spec_says(
     directory, model = make_checkpoint(model_type, **fields)
     spec = read_spec(directory)
     config = EngineConfig(str(directory), dtype=dtype, device="cpu", quantization=quantization)
+    stored_as = dtype if quantization == "none" else f"{dtype}, {quantization} layers"
     sizes = {}
     with caplog.at_level(logging.INFO, "octavo.model.loader"):
         for shard in (Shard(), Shard.of(0, 2, 1), Shard.of(1, 2, 1), *_stages()):
             load_model(config, shard, OtherRanks(shard))
             part = ModelPart.of(spec, shard)
             own = part_bytes(part, getattr(torch, dtype), of_8_bits=quantization != "none")
-            assert logged_bytes(caplog) == own, shard
+            assert logged_bytes(caplog, stored_as) == own, shard
             sizes[shard] = own
     if (dtype, quantization) == ("float32", "none"):
         assert sizes[Shard()] == sum(parameter.nbytes for parameter in model.parameters())

@@ -28,7 +28,7 @@ from octavo.model.joined_experts import checked_tensors
 from octavo.model.layers import PackedLinear
 from octavo.model.location import configured_checkpoint
 from octavo.model.lora_reader import AdapterMemory, read_adapters
-from octavo.model.quantization import choose_quantization
+from octavo.model.quantization import choose_quantization, weights_text
 from octavo.model.shard import WHOLE, ModelPart, Shard
 from octavo.model.spec import ModelSpec
 from octavo.model.tensor_names import EMBEDDING, LM_HEAD
@@ -96,7 +96,7 @@ def load_model(
     make_grouped = partial(GroupedLinear, stored_as=stored_as)
     reader = WeightReader(tensors, part, dtype, device, make_linear, make_grouped)
     weights = reader.read(max_model_len)
-    log_weights(reader.num_bytes, dtype)
+    log_weights(reader.num_bytes, dtype, config.quantization)
     shape = KVCacheShape(
         num_layers=part.spec.num_layers,
         num_kv_heads=part.spec.num_kv_heads,
@@ -221,7 +221,7 @@ def choose_dtype(option: str, spec: ModelSpec, tensors: TensorSource) -> torch.d
     return dtype
 
 
-def log_weights(num_bytes: int, dtype: torch.dtype) -> None:
-    """Log what the weights of this process take."""
+def log_weights(num_bytes: int, dtype: torch.dtype, quantization: str = "none") -> None:
+    """Log what the weights of this process take, and what option `quantization` stores them as."""
     name = str(dtype).removeprefix("torch.")
-    logger.info("weights: %s bytes, %s", f"{num_bytes:,}", name)
+    logger.info("weights: %s bytes, %s", f"{num_bytes:,}", weights_text(name, quantization))

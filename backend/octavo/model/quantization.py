@@ -39,6 +39,11 @@ def choose_quantization(
     raise ConfigError(f"option quantization is {option!r}, which {reason}; it must be {allowed}")
 
 
+def weights_text(dtype_name: str, option: str) -> str:
+    """Say what weights are stored as, such as `bfloat16, int8 layers`, of option `quantization`."""
+    return dtype_name if option == "none" else f"{dtype_name}, {option} layers"
+
+
 def quantization_refusal(option: str, dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why a value of the option but `none` is not served, or None where it is."""
     if device.type == "cpu":

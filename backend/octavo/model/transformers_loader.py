@@ -72,7 +72,8 @@ def load_transformers_model(
     model = load_weights(AutoModelForCausalLM, directory, traced.config, config, dtype=dtype, **how)
     model = model.eval().to(device)
     vocab_size = model.get_output_embeddings().weight.shape[0]
-    log_weights(weight_bytes(model, of_8_bits=stored_as is not None), dtype)
+    num_bytes = weight_bytes(model, of_8_bits=stored_as is not None)
+    log_weights(num_bytes, dtype, config.quantization)
     check = PagedCheck(model, vocab_size, max_model_len, device)
     make_linear = partial(PackedLinear, stored_as=stored_as, deterministic=config.deterministic)
     pack_modules(model, make_linear)

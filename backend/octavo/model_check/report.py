@@ -12,6 +12,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from octavo.model.quantization import weights_text
+
 _GAP = 2
 _MIB = 2**20
 
@@ -112,8 +114,7 @@ class ReportView:
         yield "model", f"{report.model}, {report.architecture}"
         yield "served", f"{report.tier}: {report.reason}"
         yield "device", f"{report.device}{_each(report.num_ranks)}"
-        quantization = "" if report.quantization == "none" else f", {report.quantization} layers"
-        yield "dtype", f"{report.dtype}{quantization}"
+        yield "dtype", weights_text(report.dtype, report.quantization)
         yield from self._memory()
         for adapter in report.adapters:
             yield f"adapter {adapter.name}", _verdict(adapter)
