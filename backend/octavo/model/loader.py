@@ -27,7 +27,7 @@ from octavo.model.grouped_linear import GroupedLinear
 from octavo.model.joined_experts import checked_tensors
 from octavo.model.layers import PackedLinear
 from octavo.model.location import configured_checkpoint
-from octavo.model.lora_reader import AdapterMemory, read_adapters
+from octavo.model.lora_reader import AdapterMemory, list_adapters, read_adapters
 from octavo.model.quantization import choose_quantization, weights_text
 from octavo.model.shard import WHOLE, ModelPart, Shard
 from octavo.model.spec import ModelSpec
@@ -90,6 +90,8 @@ def load_model(
     tensors = open_tensors(config, directory, spec, device)
     spec = spec_as_stored(spec, tensors)
     part = ModelPart.of(spec, shard)
+    # Before the weights, whose reading takes long: a bad list is soon known.
+    listed = list_adapters(config, spec)
     dtype = choose_dtype(config.dtype, spec, tensors)
     stored_as = choose_quantization(config.quantization, dtype, device)
     make_linear = partial(PackedLinear, stored_as=stored_as, deterministic=config.deterministic)
@@ -105,7 +107,7 @@ def load_model(
         dtype=dtype,
     )
     attention = make_attention_backend(shape, device)
-    adapters = read_adapters(config, part, weights.layers, device)
+    adapters = read_adapters(config, listed, part, weights.layers, device)
     decoder = Decoder(part.spec, weights, attention, collectives, adapters.low_ranks)
     return LoadedModel(
         *(spec, decoder, attention, dtype, device, directory, max_model_len, adapters)

@@ -25,7 +25,8 @@ from octavo.model.layers import PackedLinear
 from octavo.model.lora import LowRank, LowRanks
 from octavo.model.lora_files import LoraFiles
 from octavo.model.lora_list import ListedAdapter, Shapes, survey_adapters
-from octavo.model.shard import ModelPart
+from octavo.model.shard import WHOLE, ModelPart
+from octavo.model.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -96,28 +97,43 @@ class AdapterMemory:
             _fill(joined, files, low_rank, load.slot)
 
 
+def list_adapters(config: EngineConfig, spec: ModelSpec) -> tuple[ListedAdapter, ...]:
+    """Read and check all adapters that an engine is configured for; none of its model's weights.
+
+    Args:
+        config: the options.
+        spec: of the whole model.
+
+    Raises:
+        ConfigError: the list cannot be used, or an adapter does not fit the model; names it.
+    """
+    if not config.enable_lora:
+        return ()
+    return survey_adapters(config, adaptable_layers(ModelPart.of(spec, WHOLE)))
+
+
 def read_adapters(
     config: EngineConfig,
+    listed: Sequence[ListedAdapter],
     part: ModelPart,
     layers: Sequence[LayerWeights],
     device: torch.device,
 ) -> AdapterMemory:
-    """Check the adapters that an engine is configured for, and read as many as have a slot.
+    """Read as many adapters as have a slot.
 
     Args:
         config: the options.
+        listed: what `list_adapters` returned.
         part: what is held of the model.
         layers: the part's own.
         device: theirs.
 
     Raises:
-        ConfigError: an adapter does not fit the model, or the slots do not fit the memory.
+        ConfigError: the slots do not fit the memory.
         EngineError: an adapter has changed meanwhile.
     """
     if not config.enable_lora:
         return AdapterMemory()
-    shapes = adaptable_layers(part)
-    listed = survey_adapters(config, shapes)
     num_slots = min(len(listed), config.max_loras or len(listed))
     joined = [each for index, layer in enumerate(layers) for each in _joined(part, index, layer)]
     ranks = [max(map(each.rank_of, listed), default=0) for each in joined]
@@ -131,7 +147,7 @@ def read_adapters(
         for each, rank in zip(joined, ranks, strict=True)
         if rank
     ]
-    memory = AdapterMemory(listed, num_slots, slots, shapes)
+    memory = AdapterMemory(listed, num_slots, slots, adaptable_layers(part))
     for number in range(num_slots):
         memory.read(AdapterLoad(number, slot=number))
     return memory

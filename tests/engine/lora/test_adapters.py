@@ -10,6 +10,8 @@ import torch
 
 from octavo.config import EngineConfig
 from octavo.errors import ConfigError, InvalidRequest
+from octavo.model.checkpoint import Checkpoint
+from octavo.model.loader import load_model
 from octavo.sampling_params import SamplingParams
 from octavo.static_engine.engine import StaticEngine
 
@@ -150,6 +152,32 @@ def test_a_model_without_adapters_says_so(make_driver):
     driver = make_driver("llama")
     with pytest.raises(InvalidRequest, match=r"loaded without adapters \(option enable_lora\)$"):
         driver.add("a", [1, 2], SamplingParams(lora_name="mlp"))
+
+
+def test_a_bad_list_ends_the_load_before_any_weights_are_read(
+    checkpoints, adapters, tmp_path, monkeypatch
+):
+    class WeightsRead(Exception):
+        pass
+
+    def tensor(*_: object) -> torch.Tensor:
+        raise WeightsRead
+
+    def load(listed: dict[str, str]) -> None:
+        path = tmp_path / "multi_lora.json"
+        path.write_text(json.dumps(listed))
+        options = {"device": "cpu", "enable_lora": True, "multi_lora": str(path)}
+        load_model(EngineConfig(str(checkpoints["llama"]), **options))
+
+    monkeypatch.setattr(Checkpoint, "tensor", tensor)
+    good, empty = str(adapters.parent / "mlp"), tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ConfigError, match=r"has adapter 'gone' in .*, no directory$"):
+        load({"good": good, "gone": "gone"})
+    with pytest.raises(ConfigError, match=r"^adapter 'empty': .*adapter_model\.safetensors"):
+        load({"good": good, "empty": str(empty)})
+    with pytest.raises(WeightsRead):
+        load({"good": good})
 
 
 def test_a_model_that_is_not_paged_takes_no_adapters(checkpoints):
