@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
+from operator import mul
 from types import MappingProxyType
 
 import torch
@@ -30,6 +31,9 @@ from octavo.model.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
+#: Ranks that the widest instructions multiply at once.
+_VECTOR = 16
+
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
@@ -47,6 +51,14 @@ class _Joined:
     def rank_of(self, adapter: ListedAdapter) -> int:
         """Return the rank of what an adapter adds to all of them; 0 for nothing."""
         return sum(adapter.ranks.get(module, 0) for module in self.modules)
+
+    def packed_numbers(self, adapter: ListedAdapter) -> int:
+        """Return how many numbers native code keeps of an adapter: whole vectors of ranks."""
+        ranks = -(-self.rank_of(adapter) // _VECTOR) * _VECTOR
+        up: int = sum(
+            adapter.ranks.get(name, 0) * (rows.stop - rows.start) for name, rows in self.rows
+        )
+        return ranks * self.linear.in_features + up
 
 
 class AdapterMemory:
@@ -140,7 +152,7 @@ def read_adapters(
     num_bytes = _most_bytes(joined, listed, num_slots, device)
     check_fits(num_slots, num_bytes, _free_bytes(device))
     logger.info(
-        "%d of %d adapters in memory, %.1f MiB at most", num_slots, len(listed), num_bytes / 2**20
+        "%d of %d adapters in memory, about %.1f MiB", num_slots, len(listed), num_bytes / 2**20
     )
     slots = [
         (each, LowRank(each.linear, num_slots, rank, device))
@@ -186,12 +198,13 @@ def _most_bytes(
     num_slots: int,
     device: torch.device,
 ) -> int:
-    """Return what so many adapters take at most: on a CPU each has memory of its own size."""
-    sizes = [each.linear.in_features + each.linear.out_features for each in joined]
-    ranks = [[each.rank_of(adapter) for each in joined] for adapter in listed]
-    if device.type != "cpu":
-        ranks = [list(map(max, zip(*ranks, strict=True)))] * num_slots
-    numbers = [sum(rank * size for rank, size in zip(own, sizes, strict=True)) for own in ranks]
+    """Return about what so many adapters take at most: on a CPU each has memory of its own size."""
+    if device.type == "cpu":
+        numbers = [sum(each.packed_numbers(adapter) for each in joined) for adapter in listed]
+    else:
+        sizes = [each.linear.in_features + each.linear.out_features for each in joined]
+        ranks = [max(map(each.rank_of, listed), default=0) for each in joined]
+        numbers = [sum(map(mul, ranks, sizes))] * num_slots
     return sum(nlargest(num_slots, numbers)) * torch.float32.itemsize
 
 
