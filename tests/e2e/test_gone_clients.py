@@ -18,14 +18,17 @@ Metrics = Callable[[TritonServer], dict[str, float]]
 Become = Callable[..., bool]
 
 LONG = {"max_tokens": 20_000, "ignore_eos": True, "temperature": 1, "seed": 1}
-#: A program that reads the first deltas of three streams, says so, and waits to be killed.
+#: A program that reads the first deltas of two streams, asks for a third, and waits to be killed.
 READER = """
 import sys, time
 from octavo_client import Client
 client = Client(sys.argv[1], timeout_s=300)
-streams = [client.stream(input_ids=[7] * 20, max_tokens=20_000, ignore_eos=True) for _ in range(3)]
-for stream in streams[:2]:
+def start():
+    return client.stream(input_ids=[7] * 20, max_tokens=20_000, ignore_eos=True)
+streams = [start(), start()]
+for stream in streams:
     next(stream)
+streams.append(start())
 print("reading", flush=True)
 time.sleep(300)
 """

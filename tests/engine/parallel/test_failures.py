@@ -34,7 +34,7 @@ def failing(request, make_options):
     """Give a runner over some ranks, the process of the one that is to fail, and its name."""
     options, rank, name = GRIDS[request.param]
     # Also the limit of the ranks' first meeting, which takes a while on a busy machine.
-    runner = RankZero(make_options(step_timeout_s=4.0, **options))
+    runner = RankZero(make_options(step_timeout_s=6.0, **options))
     pids = runner.worker_pids
     yield runner, pids[rank - 1], name
     runner.close()

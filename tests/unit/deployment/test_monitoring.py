@@ -222,7 +222,8 @@ def test_rows_are_those_that_an_operator_reads_from_top_to_bottom(
     dashboard: dict[str, Any],
 ) -> None:
     rows = [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"]
-    assert rows == ["Now", "Traffic", "Latency", "Tokens and steps", "KV cache", "Engine and host"]
+    first, last = ["Now", "Traffic", "Latency", "Tokens and steps"], ["Engine and host"]
+    assert rows == [*first, "KV cache", "Adapters (LoRA)", *last]
 
 
 def test_grafana_finds_its_data_source_and_its_dashboard() -> None:
