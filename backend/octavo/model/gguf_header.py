@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,22 +107,14 @@ class _HeaderReader:
         num_tensors, num_fields = self._integer("<Q"), self._integer("<Q")
         fields: dict[str, Any] = {}
         for index in range(num_fields):
-            self._where = f"key {index + 1:,} of {num_fields:,}"
-            key = self._text(_MOST_NAME_BYTES)
-            self._where = f"key {shown(key)}"
-            if key in fields:
-                raise self._damaged("it is there twice")
+            key = self._new_name("key", index, num_fields, fields)
             fields[key] = self._value()
         return GgufHeader(fields, self._tensors(num_tensors, fields))
 
     def _tensors(self, count: int, fields: dict[str, Any]) -> dict[str, GgufTensor]:
         places: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int]] = {}
         for index in range(count):
-            self._where = f"tensor {index + 1:,} of {count:,}"
-            name = self._text(_MOST_NAME_BYTES)
-            self._where = f"tensor {shown(name)}"
-            if name in places:
-                raise self._damaged("it is there twice")
+            name = self._new_name("tensor", index, count, places)
             places[name] = self._place()
         alignment = fields.get("general.alignment", _DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
@@ -138,6 +131,15 @@ class _HeaderReader:
             data = np.frombuffer(self._take(end - offset), np.uint8)
             tensors[name] = GgufTensor(name, kind, shape, data)
         return {name: tensors[name] for name in places}
+
+    def _new_name(self, what: str, index: int, count: int, known: Container[str]) -> str:
+        """Read the name of the next key or tensor; errors name it from then on."""
+        self._where = f"{what} {index + 1:,} of {count:,}"
+        name = self._text(_MOST_NAME_BYTES)
+        self._where = f"{what} {shown(name)}"
+        if name in known:
+            raise self._damaged("it is there twice")
+        return name
 
     def _place(self) -> tuple[tuple[int, ...], GGMLQuantizationType, int]:
         num_dimensions = self._integer("<I")

@@ -6,7 +6,7 @@ token of that one. Knows nothing of batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -47,17 +47,22 @@ def tensors_in(value: Any, depth: int = _MOST_DEPTH) -> Iterator[torch.Tensor]:
     """Yield the tensors in a value: of lists, mappings and attributes."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif depth and not isinstance(value, torch.nn.Module | str | int | float | None):
-        items = (
-            value.values()
-            if isinstance(value, Mapping)
-            else vars(value).values()
-            if hasattr(value, "__dict__")
-            else value
-        )
-        if isinstance(value, list | tuple | Mapping) or hasattr(value, "__dict__"):
-            for item in items:
-                yield from tensors_in(item, depth - 1)
+    elif depth:
+        for item in _parts(value):
+            yield from tensors_in(item, depth - 1)
+
+
+def _parts(value: object) -> Iterable[Any]:
+    """Return what is in a value that is no tensor, if anything is."""
+    if isinstance(value, torch.nn.Module | str | int | float | None):
+        return ()
+    if isinstance(value, Mapping):
+        return value.values()
+    if hasattr(value, "__dict__"):
+        return vars(value).values()
+    if isinstance(value, list | tuple):
+        return value
+    return ()
 
 
 def _attributes(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
